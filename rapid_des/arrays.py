@@ -6,10 +6,11 @@ Ragged rows are `starts` and entries: row r is entries[starts[r]:starts[r + 1]];
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
@@ -151,6 +152,17 @@ def digest(*columns: NDArray[Any], label: str = "") -> bytes:
         state.update(f" {column.dtype.str}{column.shape}".encode())
         state.update(np.ascontiguousarray(column).reshape(-1).data)
     return state.digest()
+
+
+def fingerprint(value: Struct, *, without: Set[str] = frozenset()) -> bytes:
+    """Return a digest of a frozen value, by the content of all its fields but some.
+
+    A field that is added later is in it: a key of a cache that is made of it never says too little.
+    """
+    fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in without}
+    columns = {name: field for name, field in fields.items() if isinstance(field, np.ndarray)}
+    plain = [(name, field) for name, field in fields.items() if name not in columns]
+    return digest(*columns.values(), label=repr((*columns, *plain)))
 
 
 def frozen(column: _Array) -> _Array:

@@ -16,12 +16,13 @@ TOOLS = Path(sys.executable).parent
 CHECKS = {
     "format": [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "."],
     "lint": [sys.executable, "-m", "ruff", "check", "--quiet", "."],
-    "types": [sys.executable, "-m", "mypy", "--num-workers", "2"],
+    "types": [sys.executable, "-m", "mypy"],
     "import layers": [str(TOOLS / "lint-imports")],
 }
 SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]
 CHECKS |= {"machine code": [sys.executable, *SMALL, "--on", "dgx_a100"]}
-TESTS = [sys.executable, "-m", "pytest", "-n", "auto"]
+TESTS = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal"]
+"""Tests of one module stay in one process as long as there are others: they share what its fixtures make."""
 
 
 def main(arguments: list[str]) -> int:

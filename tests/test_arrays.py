@@ -1,8 +1,9 @@
 """What arrays say beyond their doctests: types, and rows that are empty or missing."""
 
 import numpy as np
+from msgspec import Struct
 
-from rapid_des.arrays import digest, entries_of, ranges, rows_of, starts_by, starts_of
+from rapid_des.arrays import Int64s, digest, entries_of, fingerprint, ranges, rows_of, starts_by, starts_of
 
 
 def test_starts_count_in_64_bits_whatever_the_lengths_are():
@@ -26,3 +27,14 @@ def test_columns_that_hold_the_same_bytes_otherwise_have_other_digests():
     assert digest(whole) != digest(halves)
     assert digest(whole[:1], whole[1:]) != digest(whole, whole[:0])
     assert digest(whole) == digest(np.repeat(whole, 2)[::2])
+
+
+def test_a_fingerprint_is_of_all_fields_but_those_that_are_left_out():
+    class Columns(Struct, frozen=True):
+        size: Int64s
+        names: tuple[str, ...] = ()
+
+    one, other = Columns(np.arange(3)), Columns(np.arange(3), ("a",))
+    assert fingerprint(one) == fingerprint(Columns(np.arange(3))) != fingerprint(Columns(np.arange(4)))
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one, without={"names"}) == fingerprint(other, without={"names"})

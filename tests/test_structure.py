@@ -20,9 +20,6 @@ ENTERED = 77
 CHAIN = 40
 """Modules of which each imports the next, at most."""
 
-DEFINED_TWICE = {"_Stage", "_Travel", "_Walk"}
-"""Private classes of two bounds of a plan, which have the same role in each."""
-
 
 @cache
 def parsed(path):
@@ -74,8 +71,7 @@ def test_no_class_name_has_two_meanings():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    repeated = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in repeated.items() if name not in DEFINED_TWICE} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_package_has_an_init_file():

@@ -86,6 +86,25 @@ class CacheTierSpec(Spec, frozen=True):
             raise ValueError("`bandwidth` must be above 0 B/s")
 
 
+class SharedPoolSpec(Spec, frozen=True):
+    """Memory or storage behind the network, for pages of all replicas (`rapid_des.serving.shared_pool`)."""
+
+    capacity: Size
+    """Bytes of the whole pool."""
+    bandwidth: Bandwidth
+    """Rate at which the pool serves the loads of all replicas, one after the other; writes have as much."""
+    gpu_bandwidth: Bandwidth | None = None
+    """Rate at which a GPU loads at most, such as that of its network card. Unset: that of the pool alone."""
+    write: Literal["through", "back"] = "through"
+    """When pages are written: as they are computed, or as they leave the memory of a replica."""
+    name: str = "pool"
+    """Its name in reports."""
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth or (self.gpu_bandwidth is not None and not self.gpu_bandwidth):
+            raise ValueError("`bandwidth` and `gpu_bandwidth` must be above 0 B/s")
+
+
 class PrefixCacheSpec(Spec, frozen=True):
     """A cache of prefixes: pages that earlier requests have computed are found by their content."""
 
@@ -93,8 +112,12 @@ class PrefixCacheSpec(Spec, frozen=True):
     """Memory that pages go down to when the GPU has no room for them, the nearest first. Empty: they are
     dropped."""
 
+    pool: SharedPoolSpec | None = None
+    """Memory that all replicas share, below these tiers, as in `{capacity: 20 TB, bandwidth: 100 GB/s}`.
+    Unset: none."""
+
     def __post_init__(self) -> None:
-        names = [tier.name for tier in self.tiers]
+        names = ["gpu", *(tier.name for tier in self.tiers), *([self.pool.name] if self.pool else [])]
         if len(set(names)) < len(names):
             raise ValueError(f"tiers: {max(names, key=names.count)!r} stands twice")
 
@@ -152,6 +175,23 @@ class RequestClassSpec(Spec, frozen=True):
     """Tokens of its prompts, as `prompt` of the service. Unset: those."""
     output: str | Count | None = None
     """Tokens that it asks for. Unset: those of the service."""
+
+
+class AgentsSpec(Spec, frozen=True):
+    """Tasks of agents: turns of a conversation, and branches between them (`rapid_des.serving.agents`)."""
+
+    turns: str | Count = 4
+    """Number of turns of a task, as `prompt` states lengths: "uniform low=2 high=8"."""
+    branches: str | Count | None = None
+    """Number of sub-agents that each turn but the last starts; the next turn waits for all. Unset: none."""
+    branch_prompt: str | Count | None = None
+    """Tokens of their prompts, in which nothing said before stands. Unset: as `prompt` of the service."""
+    branch_output: str | Count | None = None
+    """Tokens of their answers, which the next turn's prompt has. Unset: as `output` of the service."""
+
+    def __post_init__(self) -> None:
+        if self.branches is None and (self.branch_prompt or self.branch_output):
+            raise ValueError("branch_prompt and branch_output are of `branches`: state their number")
 
 
 class BesideSpec(Spec, frozen=True):
@@ -242,8 +282,11 @@ class ServingSpec(Spec, frozen=True):
     prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
     replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
     model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    agents: AgentsSpec | None = None
+    """Each arrival is a task of an agent, as in `{turns: 6, branches: 3}`: its turns and branches are
+    requests, of which as many are served as the command says. Unset: it is one request."""
     session_think: Duration | None = None
-    """Least time between an answer and its session's next turn. Unset: none."""
+    """Least time between an answer and its session's next turn: to think, or of tools. Unset: none."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
     host_cache: Size | None = None
@@ -277,5 +320,9 @@ class ServingSpec(Spec, frozen=True):
         twice = [name for name, count in Counter(each.name for each in self.classes).items() if count > 1]
         if twice:
             raise ValueError(f"classes: {twice[0]!r} stands twice")
+        if self.agents is not None and self.sessions is not None:
+            raise ValueError("sessions: the turns of `agents` are sessions by themselves; state one of both")
+        if self.agents is not None and self.classes:
+            raise ValueError("classes: the requests of `agents` are of one class; state one of both")
         if self.order != "priority" and any(each.priority for each in self.classes):
             raise ValueError("classes: a priority is read with `order: priority` alone")

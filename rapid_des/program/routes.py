@@ -6,15 +6,14 @@ route's profile is the (bandwidth, latency) of each of its links; hops have a cl
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int32s, Int64s, starts_of
+from rapid_des.arrays import Int32s, Int64s, fingerprint, starts_of
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.spraying import spread
@@ -77,7 +76,17 @@ class _Pattern(Struct, frozen=True):
     destination: Int32s
     members: int
     below: tuple[tuple[int, ...], ...]
-    lines: dict[Line, None]
+    lines: dict[Line, None] = {}
+
+    @classmethod
+    def of(cls, template: Template) -> _Pattern:
+        """Return the pattern of a template that no group uses yet."""
+        return cls(template.pair_source, template.pair_destination, template.members, template.below)
+
+    @property
+    def key(self) -> bytes:
+        """A key of who sends to whom among how many: equal ones take equal routes."""
+        return fingerprint(self, without={"lines"})
 
     def pairs(self, lines: Sequence[Line], machine: Wired) -> Int64s:
         """Return the pairs, each as source * nodes + destination, as an array [line, pair]."""
@@ -106,15 +115,15 @@ def routes_of_groups(
 
     `uses` are the members of each group and the templates that it runs.
     """
-    names = _fingerprints(templates)
+    of_shape = dict(zip(shapes(templates), templates, strict=True))
+    keys = {shape: _Pattern.of(template).key for shape, template in of_shape.items()}
+    names = [keys[shape] for shape in shapes(templates)]
     patterns: dict[_Shape, _Pattern] = {}
     for line, templates_of in dict.fromkeys(uses):
         for number in templates_of:
             shape = names[number], len(line)  # a cut has fewer members than the groups that it is of
             if shape not in patterns:
-                template = templates[number]
-                ends = template.pair_source, template.pair_destination
-                patterns[shape] = _Pattern(*ends, template.members, template.below, {})
+                patterns[shape] = _Pattern.of(templates[number])
             patterns[shape].lines[line] = None
     large = {
         name: pattern
@@ -192,20 +201,6 @@ def _routed(machine: Wired, batches: Iterator[Int64s]) -> Routes:
             lengths.append(np.diff(routes.starts).astype(np.int32))
             links.append(routes.links.astype(np.int32, copy=False))
     return Routes(starts_of(np.concatenate(lengths)), np.concatenate(links))
-
-
-def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
-    """Return who sends to whom among how many, as digests: equal ones take equal routes."""
-    known: dict[Hashable, bytes] = {}
-    fingerprints = []
-    for template, shared in zip(templates, shapes(templates), strict=True):
-        if shared not in known:
-            digest = hashlib.blake2b(f"{template.members} {template.below}".encode(), digest_size=16)
-            digest.update(np.ascontiguousarray(template.pair_source).data)
-            digest.update(np.ascontiguousarray(template.pair_destination).data)
-            known[shared] = digest.digest()
-        fingerprints.append(known[shared])
-    return fingerprints
 
 
 def all_pairs(groups: Sequence[Sequence[int]] | Int64s) -> Int64s:

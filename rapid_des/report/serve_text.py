@@ -16,6 +16,7 @@ _ROWS = {
     "  prefill": "prefill_s",
     "time per output token": "tpot_s",
     "end to end": "e2e_s",
+    "whole task": "task_s",
     "keys and values travel": "transfer_s",
     "between two tokens": "itl_s",
 }
@@ -64,6 +65,10 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
         facts["prefix cache"] = _found(plain["prefix_cache"])
     elif plain["hash_ids"]:
         facts["prefix cache"] = "none: the trace's hash_ids are not read (state serving.prefix_cache)"
+    if plain["tasks"]:
+        facts["tasks"] = (
+            f"{plain['tasks']['tasks']:,}, of {plain['tasks']['requests_a_task']:.3g} requests each"
+        )
     facts |= _scaled(plain)
     if plain["shed"]:
         facts["turned away"] = f"{plain['shed']:,} requests"
@@ -203,6 +208,8 @@ def _expected(plain: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _latencies(plain: Plain) -> Iterator[Plain]:
+    tasks = plain["tasks"] or {}
+    plain = {**plain, "task_s": tasks.get("time_s")}
     for label, key in _ROWS.items():
         if plain[key] and (label not in (_CLIENT, _FRONT_ENDS) or plain[key]["mean"]):
             yield {"name": label, **plain[key]}

@@ -15,6 +15,7 @@ from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
 from rapid_des.serving.policies import Habits, Policy
 from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.requests import Decoding
+from rapid_des.serving.shared_pool import SharedPool
 
 Process: TypeAlias = Generator[Any, Any, None]
 MOST_STEPS = 1 << 12
@@ -40,6 +41,8 @@ class Engine(Struct, frozen=True, dict=True):
     """Costs of adapters; None: requests name none."""
     prefix_tiers: tuple[LowerTier, ...] | None = None
     """The memory below the GPU of a cache of prefixes; None: there is no such cache."""
+    prefix_pool: SharedPool | None = None
+    """The pool that the replicas' caches of prefixes share; None: there is none."""
     host_pages: int = 0
     """Number of pages in the host's memory for idle sessions."""
     fetch: int = 0

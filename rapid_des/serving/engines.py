@@ -18,6 +18,7 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.policies import Habits, policy_of
 from rapid_des.serving.pools import Pool, of_replica, sharing
 from rapid_des.serving.prefix_cache import LowerTier
+from rapid_des.serving.shared_pool import SharedPool
 from rapid_des.serving.workload import Workload
 from rapid_des.units import serialization_time
 from rapid_des.values import replace
@@ -88,6 +89,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         together=sharing(job),
         gpus=Pool(job, 1).each,
         prefix_tiers=_tiers(alone, machine, pool.page, spec),
+        prefix_pool=_shared_pool(job, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
         fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
     )
@@ -106,6 +108,23 @@ def _tiers(job: Job, machine: Machine, page: int, spec: ServingSpec) -> tuple[Lo
             load = max(1, serialization_time(pool.held(many), tier.bandwidth) // many)
         tiers.append(LowerTier(tier.name, int(tier.capacity) // max(1, pool.held(page)), load))
     return tuple(tiers)
+
+
+def _shared_pool(job: Job, page: int, spec: ServingSpec) -> SharedPool | None:
+    """Return the empty pool that the replicas' caches of prefixes share."""
+    stated = None if spec.prefix_cache is None else spec.prefix_cache.pool
+    if stated is None:
+        return None
+    of_gpu = max(1, Pool(job, 1).held(page))
+    whole = of_gpu * Pool(job, 1).each
+    return SharedPool(
+        stated.name,
+        pages=int(stated.capacity) // whole,
+        page_size=page,
+        read=max(1, serialization_time(whole, stated.bandwidth)),
+        alone=0 if stated.gpu_bandwidth is None else serialization_time(of_gpu, stated.gpu_bandwidth),
+        through=stated.write == "through",
+    )
 
 
 def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
-from math import inf
 from typing import TYPE_CHECKING, cast
 
 import simpy
 from msgspec import Struct, field
 
-from rapid_des.errors import DeadlockError, InputError
+from rapid_des.errors import DeadlockError
 from rapid_des.frontend.servers import AutoscalerSpec
+from rapid_des.serving.agents import Awaited
 from rapid_des.serving.autoscaler import Autoscaler, FleetSize
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.classes import RequestClass
 from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
+from rapid_des.serving.environment import ServerEnvironment
 from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
@@ -25,7 +27,7 @@ from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import NEVER, Request, Turns
 from rapid_des.serving.routers import Router
 from rapid_des.serving.transfers import Transfer
-from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
+from rapid_des.serving.workload import Workload
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
@@ -36,19 +38,6 @@ Watch = Callable[[int, int], None]
 _MOST_IN_VAIN = 1_000
 _PROGRESS_EVERY = 64
 """Number of requests between two progress reports."""
-
-
-class ServerEnvironment(simpy.Environment):
-    """A server's clock; it ends before its times exceed 64-bit integers."""
-
-    def step(self) -> None:
-        """Process the next event."""
-        if self.peek() > LATEST_PS and self.peek() < inf:
-            problem = f"the server runs for more than {LATEST_S / 86400:.0f} days"
-            raise InputError(
-                f"{problem}, which is where a clock of picoseconds ends: wait or serve less long"
-            )
-        super().step()
 
 
 class Fleet(Struct, dict=True):
@@ -100,12 +89,12 @@ class Fleet(Struct, dict=True):
 
     def run(self) -> bool:
         """Serve all requests; return False if that was interrupted."""
-        self._sent = self._inside = self._since = self.area = 0
+        self._sent = self._inside = self._since = self.area = self._in_vain = 0
+        """`_in_vain`: number of times that outages stopped requests since one was answered."""
         self._contents = Contents(self.workload.blocks)
+        self._awaited = None if self.workload.after is None else Awaited(self.workload.after)
         self._held: list[Request] = []
         self._faults: dict[int, list[str]] = defaultdict(list)
-        self._in_vain = 0
-        """Number of times that outages stopped requests since one was answered."""
         self._stranded: list[Request] = []
         """Requests with computed prompts for whose keys and values no decoding replica is up."""
         self._end = self.env.event()
@@ -205,10 +194,11 @@ class Fleet(Struct, dict=True):
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send the next request of the workload now, or once its session's last answer is there."""
+        """Send the next request of the workload now, or once the answers that it waits for are there."""
         number = self._sent
         self._sent += 1
-        if self.turns.begins(self.workload.session(number), number):
+        awaited, session = self._awaited, self.workload.session(number)
+        if self.turns.begins(session, number) if awaited is None else awaited.begins(number):
             self._send(number)
 
     def _send(self, number: int) -> None:
@@ -352,7 +342,10 @@ class Fleet(Struct, dict=True):
 
     def _answered(self, request: Request) -> None:
         """Let the session of a finished request go on, and its client send the next one."""
-        if request.session != NEVER:
+        if self._awaited is not None:
+            for number in self._awaited.end(request.number):
+                self._after(self.workload.session_think, partial(self._send, number))
+        elif request.session != NEVER:
             self._after(self.workload.session_think, lambda: self._next_turn(request.session))
         if len(self.done) + len(self.lost) + len(self.shed) == len(self.workload):
             self._end.succeed()

@@ -10,18 +10,20 @@ Pages that running requests use are never evicted. An unused page is evicted whe
 pages that were released longest ago go first, and the end of a path goes before its beginning. An evicted
 page moves to the tier below the GPU, if there is one; a full tier passes its oldest pages on to the next. A
 request that finds pages in a lower tier waits until they are loaded to the GPU. Moving pages down takes no
-time of the GPU, because engines copy while iterations run.
+time of the GPU, because engines copy while iterations run. Below all tiers there may be a pool that replicas
+share (`shared_pool`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field, structs
 
 from rapid_des.serving.requests import NEVER, Request
+from rapid_des.serving.shared_pool import SharedPool
 
 GPU = 0
 """The place of the GPU among the tiers."""
@@ -34,6 +36,13 @@ class LowerTier(NamedTuple):
     pages: int
     load: int
     """Picoseconds to bring a token's keys and values to the GPU."""
+
+
+class PoolAccess(NamedTuple):
+    """A pool that other replicas share, and the clock by which its loads wait for one another."""
+
+    pool: SharedPool
+    now: Callable[[], int]
 
 
 class PrefixHits(Struct, frozen=True):
@@ -111,9 +120,11 @@ class PrefixCache:
     (0, 2, 32, 2, 2)
     """
 
-    def __init__(self, page_size: int, tiers: Sequence[LowerTier] = ()) -> None:
-        self._page_size, self._tiers = page_size, tiers
-        self.names = ("gpu", *(tier.name for tier in tiers))
+    def __init__(
+        self, page_size: int, tiers: Sequence[LowerTier] = (), shared: PoolAccess | None = None
+    ) -> None:
+        self._page_size, self._tiers, self._shared = page_size, tiers, shared
+        self.names = ("gpu", *(tier.name for tier in tiers), *([shared.pool.name] if shared else []))
         """The names of the tiers."""
         self._levels = range(1 + len(tiers))
         self._root = _Node(None, (0, 0))
@@ -127,7 +138,7 @@ class PrefixCache:
         """Number of pages that running requests use."""
         self.asked = 0
         """Number of prompt tokens of the requests that were admitted."""
-        self.hits = [0] * len(self._levels)
+        self.hits = [0] * len(self.names)
         """Number of these tokens that were found, by tier."""
         self.evicted = 0
         """Number of pages that left the GPU to make room."""
@@ -138,12 +149,14 @@ class PrefixCache:
 
     def _found(self, request: Request) -> list[int]:
         """Return the number of leading pages that are found, by tier."""
-        counts, pages = [0] * len(self._levels), (request.target - 1) // self._page_size
+        counts, pages = [0] * len(self.names), (request.target - 1) // self._page_size
         for stretch, end in self._stretches(request, pages):
             at = stretch.first
             for tier, held in enumerate(stretch.ends):
                 counts[tier] += max(0, min(held, end) - at)
                 at = max(at, min(held, end))
+        if self._shared is not None:
+            counts[-1] = max(0, min(request.pooled, pages) - sum(counts))
         return counts
 
     def _stretches(self, request: Request, pages: int) -> Iterator[tuple[_Stretch, int]]:
@@ -174,6 +187,9 @@ class PrefixCache:
     def meet(self, request: Request) -> None:
         """Set what a request finds when it comes; one that brings its own keys shares no page."""
         request.shared = 0
+        if self._shared is not None:
+            pages = (request.target - 1) // self._page_size
+            request.pooled = self._shared.pool.found(request.path, pages, self._shared.now())
         if not request.carried:
             self.look_again(request)
 
@@ -197,9 +213,13 @@ class PrefixCache:
             self.hits = [
                 hits + self._page_size * pages for hits, pages in zip(self.hits, counts, strict=True)
             ]
-        load = sum(tier.load * pages for tier, pages in zip(self._tiers, counts[1:], strict=True))
+        below = zip(self._tiers, counts[1:], strict=False)
+        load = sum(tier.load * self._page_size * pages for tier, pages in below)
         request.shared = sum(counts)
-        return self._pin(request, 0, request.shared), load * self._page_size
+        if self._shared is not None and counts[-1]:
+            load += self._shared.pool.load(counts[-1], self._shared.now())
+            self._plant(request, request.shared)
+        return self._pin(request, 0, request.shared), load
 
     def grow(self, request: Request) -> int:
         """Share what a request has computed by now; return how many pages others share, which become free."""
@@ -209,6 +229,8 @@ class PrefixCache:
         if moved <= 0:
             return 0
         self._plant(request, pages)
+        if self._shared is not None and self._shared.pool.through:
+            self._shared.pool.write(request.path, pages, self._shared.now())
         newly = self._pin(request, request.shared, pages)
         request.shared, request.pages = pages, request.pages - moved
         return moved - newly
@@ -302,11 +324,24 @@ class PrefixCache:
             if below is not None:
                 self._order[below].setdefault(oldest)
                 self._below[below] += pages
-            elif oldest.stop == oldest.first:
-                self._remove(oldest)
+            else:
+                self._write_back(oldest, pages)
+                if oldest.stop == oldest.first:
+                    self._remove(oldest)
         if below is not None:
             self._below[below] = self._cut(below, self._below[below], self._tiers[tier].pages)
         return held
+
+    def _write_back(self, stretch: _Stretch, pages: int) -> None:
+        """Write the last pages of a stretch, which no tier holds any more, to the pool."""
+        if self._shared is None or self._shared.pool.through:
+            return
+        places, node = list[tuple[int, int]](), stretch.node
+        while node.parent is not None:
+            places.append(node.place)
+            node = node.parent
+        span = stretch.stop, stretch.stop + pages
+        self._shared.pool.write_back(reversed(places), span, self._shared.now())
 
     def _remove(self, stretch: _Stretch) -> None:
         """Remove a stretch that no tier holds, and the nodes that are empty then."""

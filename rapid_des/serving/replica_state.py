@@ -11,17 +11,19 @@ import simpy
 from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.policies import Fairness, Intake
-from rapid_des.serving.prefix_cache import PrefixCache
+from rapid_des.serving.prefix_cache import PoolAccess, PrefixCache
 from rapid_des.serving.requests import NEVER, Request
 from rapid_des.serving.resident_content import FoundContent, ResidentContent
 from rapid_des.units import ceil_divide
 
 
-def content_of(engine: Engine) -> FoundContent:
+def content_of(engine: Engine, env: simpy.Environment) -> FoundContent:
     """Return an empty KV cache, as far as requests find something in it."""
     if engine.prefix_tiers is None:
         return ResidentContent(engine)
-    return PrefixCache(engine.page_size, engine.prefix_tiers)
+    pool = engine.prefix_pool
+    shared = None if pool is None else PoolAccess(pool, lambda: int(env.now))
+    return PrefixCache(engine.page_size, engine.prefix_tiers, shared)
 
 
 class ReplicaState:
@@ -43,7 +45,7 @@ class ReplicaState:
     def _empty(self) -> None:
         """Drop everything besides weights."""
         engine = self.engine
-        self.content: FoundContent = content_of(engine)
+        self.content: FoundContent = content_of(engine, self._env)
         self.fairness = Fairness(1.0 if engine.drafts is None else engine.drafts.tokens_a_step)
         self.adapters = AdapterUse(engine.lora)
         self._loading = 0

@@ -51,6 +51,8 @@ class Request(Struct, eq=False):
     """The step of its group at which it began to decode."""
     session: int = NEVER
     """Its session, whose earlier requests hold the start of its prompt; `NEVER`: none."""
+    task: int = NEVER
+    """Number of the agent's task that it is of; `NEVER`: none."""
     user: int = 0
     kind: int = 0
     """Number of its class in `serving.classes`."""
@@ -62,6 +64,8 @@ class Request(Struct, eq=False):
     """Priority; the highest goes first."""
     prefix: int = 0
     """Number of prompt tokens that are in the KV cache when it arrives: those of a prefix that all share."""
+    pooled: int = 0
+    """Number of its first pages that the shared pool held when it came to its replica."""
     path: tuple[ContentSpan, ...] = ()
     """The content of its prompt and of its answer, for a cache of prefixes."""
     carried: bool = False

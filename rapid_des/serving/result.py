@@ -16,6 +16,7 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import write_served
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
+from rapid_des.serving.agents import task_times
 from rapid_des.serving.autoscaler import FleetSize
 from rapid_des.serving.classes import RequestClass, Unanswered, class_rows
 from rapid_des.serving.fleet_record import FleetRecord
@@ -30,7 +31,7 @@ from rapid_des.units import PS_PER_S
 
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
-_COLUMNS = ("number", "kind", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
+_COLUMNS = ("number", "kind", "task", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
             "started", "first_token", "transfer", "finished", "preemptions", "retries")  # fmt: skip
 
 
@@ -269,6 +270,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
             "shed": len(self.shed),
+            "tasks": task_times(self.requests),
             "classes": list(class_rows(self.classes, self, self.unanswered)) or None,
             "groups": list(group_rows(self.groups, self.requests)) or None,
             "turns_waited": self.turns_waited,

@@ -9,8 +9,9 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
-from rapid_des.frontend.servers import ServingSpec, StartupSpec
+from rapid_des.frontend.servers import AgentsSpec, ServingSpec, StartupSpec
 from rapid_des.machine import Machine
+from rapid_des.serving.agents import Agents
 from rapid_des.serving.classes import classes_of, kinds_of, takers
 from rapid_des.serving.engines import engine_of, iteration_costs
 from rapid_des.serving.fleet import Fleet, Watch
@@ -221,6 +222,18 @@ def _fail(
     fleet.priced = slowness.costs
 
 
+def _agents(spec: AgentsSpec) -> Agents:
+    """Return how the tasks of agents are drawn."""
+    names = ("turns", "branches", "branch_prompt", "branch_output")
+    texts = {name: getattr(spec, name) for name in names}
+    return Agents(
+        *(
+            None if text is None else parse_lengths(str(text), f"serving.agents.{name}")
+            for name, text in texts.items()
+        )
+    )
+
+
 def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: int) -> Workload:
     """Return the requests that the texts `arrivals`, `prompt` and `output` state, or else the job."""
     spec = job.spec.serving or ServingSpec()
@@ -245,7 +258,8 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
     most = job.model.spec.max_positions
     think, kinds = int(spec.session_think or 0), kinds_of(spec.classes)
-    marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds)
+    agents = None if spec.agents is None else _agents(spec.agents)
+    marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds, agents)
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
 
 

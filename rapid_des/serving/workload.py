@@ -20,6 +20,7 @@ from numpy.random import Generator, default_rng
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
+from rapid_des.serving.agents import Agents, Precedence
 from rapid_des.serving.contents import HashedBlocks
 from rapid_des.serving.hashed_traces import is_hashed, read_hashed
 from rapid_des.serving.requests import NEVER, Request, with_history
@@ -277,6 +278,8 @@ class Workload(Struct, frozen=True):
     """The content of prompts, where a trace states it."""
     seed: int = 0
     """Seed of draws during serving: which drafted tokens are kept."""
+    after: Precedence | None = None
+    """The requests that each request waits for; None: for none."""
 
     def request(self, number: int, now: int) -> Request:
         """Return one request, sent now."""
@@ -342,6 +345,8 @@ class Marks(Struct, frozen=True):
     """Number of adapters, and the Zipf exponent of their popularity."""
     kinds: tuple[ClassDraw, ...] = ()
     """The classes of requests; empty: all are alike."""
+    agents: Agents | None = None
+    """The tasks that come; None: requests come one by one."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
         """Return the columns."""
@@ -397,6 +402,9 @@ def draw(
     """Return this many requests; a trace has its own lengths, and limits their number."""
     marks = marks or Marks()
     drawn = marks.drawn(count, seed)
+    if marks.agents is not None and not isinstance(arrivals, Open):
+        problem = "tasks of agents come at a rate: poisson, gamma, constant or diurnal"
+        raise ConfigError(problem, file="--arrivals")
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
         columns = {name: column[: len(traced)] for name, column in drawn.items()}
@@ -404,6 +412,18 @@ def draw(
         return replace(traced, marks=every, session_think=marks.think, seed=seed)
     prompt, output = marks.lengths(lengths, drawn.get("kind"), seed, count)
     drawn = marks.ranked(drawn)
+    if marks.agents is not None and not isinstance(arrivals, Clients):
+        tasks = marks.agents.drawn((prompt, output), marks.most, seed)
+        times = arrivals.times(tasks.task[-1] + 1, default_rng([seed, 0]))
+        return Workload(
+            np.array(tasks.prompt, np.int64),
+            np.array(tasks.output, np.int64),
+            times[tasks.task],
+            marks=drawn | tasks.columns,
+            session_think=marks.think,
+            seed=seed,
+            after=tasks.precedence,
+        )
     if "session" in drawn:
         prompt, drawn["session"] = with_history(prompt, output, drawn["session"], marks.most)
     work = Workload(prompt, output, None, marks=drawn, session_think=marks.think, seed=seed)

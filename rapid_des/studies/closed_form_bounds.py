@@ -118,6 +118,5 @@ def held(job: Job, stage: int) -> tuple[int, ...]:
     group, chunks = min(shape.in_group, shape.micro_batches), shape.chunks
     whole = shape.micro_batches // group * group * chunks  # the last group may be smaller: left out
     warm_up = 2 * (shape.stages - stage - 1) + (chunks - 1) * group + 1
-    begun = whole if shape.micro_batches == shape.stages else min(whole, warm_up)
-    rounds, rest = divmod(begun, group * chunks)
+    rounds, rest = divmod(min(whole, warm_up), group * chunks)
     return tuple(rounds * group + min(group, max(0, rest - chunk * group)) for chunk in range(chunks))

@@ -98,7 +98,7 @@ def test_an_interrupt_ends_a_run_between_slices_with_what_happened(monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    simulation = engine.CompiledSimulation(small_job("cut_through"), progress=interrupt)
+    simulation = engine.CompiledSimulation(compiled.KernelRun(small_job("cut_through")), progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
         simulation.run()
     finish = simulation.records().finish

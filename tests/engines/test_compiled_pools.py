@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rapid_des.engines import compiled
-from rapid_des.engines.compiled import CompiledSimulation
+from rapid_des.engines.compiled import CompiledSimulation, KernelRun
 from rapid_des.engines.compiled.pools import MADE, TRAIL
 from rapid_des.program.lowering import lower
 from tests.engines.agreement import assert_engines_agree
@@ -18,10 +18,10 @@ IN_PARTS = {"mode": "cut_through", "parts": 12, "segment": "4 KiB"}
 
 def grown(program, of, **options):
     """Run, and return how large a pool was before and after."""
-    simulation = CompiledSimulation(program, **options)
-    before = of(simulation._pools)
+    simulation = CompiledSimulation(KernelRun(program, **options))
+    before = of(simulation.kernel.pools)
     simulation.run()
-    return before, of(simulation._pools)
+    return before, of(simulation.kernel.pools)
 
 
 def many_servers(visits):
@@ -79,10 +79,10 @@ def test_room_of_finished_collectives_is_used_again():
     for _ in range(500):
         nodes.collective(ALL_REDUCE, 80)
     program = lower(same_everywhere(nodes, 2), machine(ring(2))).program
-    simulation = CompiledSimulation(program)
+    simulation = CompiledSimulation(KernelRun(program))
     simulation.run()
     # the ranks are never more than one collective apart
-    assert simulation._pools.counts[MADE] <= 2
+    assert simulation.kernel.pools.counts[MADE] <= 2
 
 
 def test_more_messages_on_their_way_than_there_is_room_for():
@@ -104,13 +104,13 @@ def test_more_hops_than_the_trail_has_room_for(priority):
     nodes.collective(ALL_REDUCE, 400)
     nodes.collective(ALL_REDUCE, 400, stream="other", priority=priority)
     program = lower(same_everywhere(nodes, 20), machine(dimension("mesh", [20]))).program
-    simulation = CompiledSimulation(program, trail=True)
+    simulation = CompiledSimulation(KernelRun(program, trail=True))
     simulation.run()
     records = simulation.records()
     # two collectives of 20 * 38 pieces; the piece from the end of the line back to its head takes 19 hops
     assert records.hops == 2 * 38 * (19 + 19)
     assert records.hops > 1024
-    assert len(records.trail.link) == records.hops == simulation._pools.counts[TRAIL]
+    assert len(records.trail.link) == records.hops == simulation.kernel.pools.counts[TRAIL]
     assert (np.diff(records.trail.start[np.argsort(records.trail.start)]) >= 0).all()
     assert_engines_agree(program, trail=True)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.engines.compiled import CompiledSimulation
+from rapid_des.engines.compiled import CompiledSimulation, KernelRun
 from rapid_des.engines.simpy.engine import Simulation
 from rapid_des.errors import TraceError
 from rapid_des.program.lowering import lower
@@ -22,7 +22,7 @@ from tests.program.tracing import Nodes, trace_set
 
 STEPPED: dict[str, Callable[..., Any]] = {
     "simpy": partial(Simulation, ties=True),
-    "compiled": CompiledSimulation,
+    "compiled": lambda program, **options: CompiledSimulation(KernelRun(program, **options)),
 }
 
 FEW = settings(max_examples=12, deadline=None)

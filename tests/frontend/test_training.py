@@ -38,23 +38,25 @@ def end(finish):
     return max(max(times) for times in finish.values())
 
 
-@pytest.mark.parametrize("rendezvous", [True, False])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_every_split_and_schedule_runs_to_its_end(tiny, prices, replay, split, schedule, rendezvous):
-    chosen = [*settings(split), ("training.schedule", schedule), ("model.layers", "8")]
-    chosen.append(("training.global_batch", "16"))
+def test_every_split_and_schedule_runs_to_its_end(tiny, prices, replay, split, schedule):
+    layers, batch = ("8", "16") if split.get("pp") == 4 else ("4", "8")
+    chosen = [*settings(split), ("training.schedule", schedule), ("model.layers", layers)]
+    chosen.append(("training.global_batch", batch))
     if SCHEDULES[schedule].chunks is None:
         chosen.append(("parallelism.chunks", "2"))
     if SCHEDULES[schedule].chunks != 1 and "pp" not in split:
         pytest.skip("several chunks need stages")
-    extras = [[], [("training.overlap_pipeline", "false")], [("model.tied_embeddings", "true")]]
+    extras = [[("training.overlap_pipeline", "false")], [("model.tied_embeddings", "true")]]
     extras.append([("training.recompute", "full"), ("training.scatter_gather", "true")])
     if split.get("dp"):
         extras.append([("training.zero_stage", "1"), ("training.overlap_parameters", "true")])
     place = SPLITS.index(split) + list(SCHEDULES).index(schedule)  # each extra meets every split and schedule
-    for extra in (extras[0], extras[1 + place % (len(extras) - 1)]):
-        replay(build(tiny(*chosen, *extra), prices).traces, rendezvous=rendezvous)
+    # a send that waits for its receive is the harder case; the plain job is tried with both in turns
+    replay(build(tiny(*chosen), prices).traces, rendezvous=place % 2 == 0)
+    extra = extras[place % len(extras)]
+    replay(build(tiny(*chosen, *extra), prices).traces, rendezvous=True)
 
 
 def test_one_gpu_takes_the_sum_of_its_kernels(tiny, prices, replay):

@@ -16,7 +16,9 @@ from rapid_des.modes.pricing import price
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import compare, simulate
 
-SMALL = {"model.layers": 2, "training.global_batch": 8, "training.sequence_length": 1024}
+SMALL = {"model.layers": 2, "training.global_batch": 4, "training.sequence_length": 1024}
+
+RINGS = {"collectives": "{default: ring}"}
 
 
 def job(folder=None, **parallelism):
@@ -38,7 +40,7 @@ def test_a_switch_does_not_tell_placements_apart():
 
 
 def test_ranks_as_they_come_are_no_placement():
-    machine = load_machine("torus_2d_a100")
+    machine = load_machine("torus_2d_a100", settings=RINGS)
     came, stated = (simulate(job(**SPLIT, placement=how), machine) for how in (None, list(range(16))))
     assert stated.step_time == came.step_time and stated.finish == came.finish
 
@@ -55,14 +57,14 @@ def test_ranks_that_a_shuffle_drove_apart_are_slower_and_auto_is_not():
 
 def test_order_that_puts_replicas_inside_is_mended():
     # groups of tp stand eight apart where dp and pp are inside: auto brings them together
-    machine = load_machine("torus_2d_a100")
+    machine = load_machine("torus_2d_a100", settings=RINGS)
     outside = {**SPLIT, "order": ["dp", "pp", "tp", "cp", "ep"]}
     came, found = (simulate(job(**outside, placement=how), machine).step_time for how in (None, "auto"))
     assert found < came
 
 
 def test_traffic_is_that_of_the_trace_and_distance_that_of_the_links():
-    machine = load_machine("torus_2d_a100")
+    machine = load_machine("torus_2d_a100", settings=RINGS)
     trace = price(job(**SPLIT), machine).traces
     traffic = traffic_of(trace)
     assert traffic.shape == (16, 16) and not np.diag(traffic).any()
@@ -92,7 +94,7 @@ def test_no_swap_is_left_that_would_lower_the_sum():
 def test_a_file_beside_the_job_says_it(tmp_path):
     from rapid_des.config import to_tree
 
-    machine = load_machine("torus_2d_a100")
+    machine = load_machine("torus_2d_a100", settings=RINGS)
     (tmp_path / "gpus.json").write_text(json.dumps([*range(8, 16), *range(8)]))
     stated = to_tree(job(**SPLIT).spec, "job") | {"model": "llama2_7b"}
     stated["parallelism"] |= {"placement": "gpus.json"}
@@ -114,11 +116,11 @@ def test_a_file_beside_the_job_says_it(tmp_path):
 )
 def test_placements_that_can_not_be_are_refused(placement, problem):
     with pytest.raises(ConfigError, match=problem):
-        simulate(job(**SPLIT, placement=placement), load_machine("torus_2d_a100"))
+        simulate(job(**SPLIT, placement=placement), load_machine("torus_2d_a100", settings=RINGS))
 
 
 def test_other_modes_and_slow_gpus_are_refused():
-    machine = load_machine("torus_2d_a100")
+    machine = load_machine("torus_2d_a100", settings=RINGS)
     with pytest.raises(UnsupportedByEngine, match="parallelism.placement: .*take mode flattened"):
         simulate(job(**SPLIT, placement="auto"), machine, mode="analytical")
     found: Any = compare(job(**SPLIT, placement="auto"), machine)

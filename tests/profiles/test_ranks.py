@@ -122,8 +122,8 @@ def crossed(first, second, *, at=0):
     starts = {group: (at + start, ends[group] - start) for group, start in ((first, 10), (second, 12))}
     messages = [
         event(
-            "ncclDevKernel_AllReduce", *starts[group], stream=ord(group), correlation=number,
-            **said, **{"Process Group Name": group},
+            "ncclDevKernel_AllReduce", start=starts[group][0], length=starts[group][1], stream=ord(group),
+            correlation=number, **said, **{"Process Group Name": group},
         )
         for number, group in enumerate((first, second), 2)
     ]  # fmt: skip

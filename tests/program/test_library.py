@@ -51,30 +51,36 @@ def both(machine, kind, size, ranks):
     return int(replay(traces, machine).step_time), laid.cost.duration
 
 
-@pytest.mark.parametrize("size", [KIB, 48 * KIB, MIB, 24 * MIB, GIB, 16 * GIB], ids=str)
-@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("ranks", [2, 5, 8])
+def covering(layouts, sizes):
+    """Return cases of layout, operation and size: each operation on each layout with two of the sizes.
+
+    The sizes take turns, so that each operation and each layout meets all of them.
+    """
+    return [
+        (layout, kind, sizes[(place + turn + number) % len(sizes)])
+        for place, layout in enumerate(layouts)
+        for turn, kind in enumerate(OPERATIONS)
+        for number in (0, len(sizes) // 2)
+    ]
+
+
+def spelled(value):
+    """The name of a case."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(getattr(value, "name", value))
+
+
+IN_A_NODE = covering([2, 5, 8], [KIB, 48 * KIB, MIB, 24 * MIB, GIB, 16 * GIB])
+COUNTS = [(1,) * 8, (2,) * 5, (3, 3), (8, 8), (8,) * 8, (1, 2), (3, 2), (5, 3, 4, 2)]
+OVER_NODES = covering(COUNTS, [KIB, MIB, 24 * MIB, 512 * MIB, 16 * GIB])
+
+
+@pytest.mark.parametrize(("ranks", "kind", "size"), IN_A_NODE, ids=spelled)
 def test_a_collective_alone_in_a_node_takes_its_closed_form(ranks, kind, size):
     simulated, stated = both(NODE, kind, size, group((ranks,)))
     assert simulated == pytest.approx(stated, rel=0.02)
 
 
-@pytest.mark.parametrize("size", [KIB, MIB, 24 * MIB, 512 * MIB, 16 * GIB], ids=str)
-@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize(
-    "counts",
-    [
-        (1,) * 8,
-        (2,) * 5,
-        (3, 3),
-        (8, 8),
-        (8,) * 8,
-        (1, 2),
-        (3, 2),
-        (5, 3, 4, 2),
-    ],
-    ids=lambda counts: "+".join(map(str, counts)),
-)
+@pytest.mark.parametrize(("counts", "kind", "size"), OVER_NODES, ids=spelled)
 def test_a_collective_alone_over_nodes_takes_its_closed_form(counts, kind, size):
     ranks = group(counts)
     share = size // len(ranks) if kind in (C.ALL_GATHER, C.GATHER) else size  # as nccl-tests counts them

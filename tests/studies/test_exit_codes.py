@@ -10,13 +10,16 @@ from tests.cli.shell import call, refused
 pytest.importorskip("pyarrow")
 BASE = {"job": "llama2_7b_train", "on": "torus_2d_a100", "mode": "analytical"}
 UNEVEN = {"job.training.micro_batch": [3, 5]}
-SAMPLE = ("faults", "sample", BASE["job"], "--on", BASE["on"], "--mode", "analytical", "--executor", "local")
+FEW = {"job.model.layers": 4, "machine.collectives": {"default": "ring"}}
+ON = ("--on", BASE["on"], "--mode", "analytical", "--executor", "local")
+SMALL = ("--set", "job.model.layers=4", "--set", "machine.collectives={default: ring}")
+SAMPLE = ("faults", "sample", BASE["job"], *ON, *SMALL)
 LINK = ("--fault", "random=links count=1 bandwidth=0.5", "--draws", 3, "--executor", "local")
 
 
 def study(folder, **stated):
     file = folder / "study.yaml"
-    file.write_text(json.dumps(BASE | stated))
+    file.write_text(json.dumps(BASE | {"set": FEW} | stated))
     return file
 
 

@@ -23,7 +23,7 @@ from rapid_des.studies.points import Point
 from rapid_des.studies.worker_pools import executor_of
 from tests.cli.shell import call, refused
 
-SMALL = {"training.global_batch": 8}
+SMALL = {"training.global_batch": 8, "model.layers": 4}
 SOFT = "random=links count=1 where='source.a1 = 0 and destination.a1 = 0' bandwidth=normal(0.5,0.1)"
 """One of the eight cables of the first row, whose GPUs the job is on."""
 GPU = "random=gpus count=1 compute=uniform(0.5,0.9)"
@@ -31,7 +31,7 @@ GPU = "random=gpus count=1 compute=uniform(0.5,0.9)"
 
 @pytest.fixture(scope="module")
 def torus():
-    return load_machine("torus_2d_a100")
+    return load_machine("torus_2d_a100", settings={"collectives": "{default: ring}"})
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,7 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
 
 def test_the_command_draws_replays_and_says_how_to_run_a_draw(tmp_path):
     subject = ["llama2_7b_train", "--on", "torus_2d_a100", "--set", "job.training.global_batch=8"]
+    subject += ["--set", "job.model.layers=4", "--set", "machine.collectives={default: ring}"]
     asked = ["faults", "sample", *subject, "--fault", GPU, "--seed", "2", "--mode", "analytical"]
 
     def printed(*arguments):

@@ -30,6 +30,7 @@ from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.orders import order_key
+from rapid_des.studies.parameters import parameters_of
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Space, checked
@@ -87,7 +88,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     ways = list(Space(job, machine, gpus))
     lower_bounds, memory_bounds = bounds_of(machine, cache)
     refusals: list[str] = []
-    for way in random.Random(1).sample(ways, 8):
+    for way in random.Random(1).sample(ways, 4):
         legal = checked(way, refusals.append)
         if legal is None:
             continue
@@ -97,7 +98,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
         for mode in ("analytical", "hierarchical", "flattened"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert lower_bounds.step(legal) <= step, (mode, way.settings)
-    assert len(refusals) < 8
+    assert len(refusals) < 4
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -161,7 +162,7 @@ def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bo
     job, machine, cache = drawn(seed), machine_of("dgx_h100_x8"), BoundedCache()
     lower_bounds = LowerBounds(SharedWork(machine, cache))
     least = lower_bounds.step(job)
-    for mode in ("analytical", "hierarchical", "flattened"):
+    for mode in ("analytical", ("hierarchical", "flattened")[seed % 2]):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.5 * step < least <= step, mode
 
@@ -180,27 +181,30 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
     job, machine, cache = job_of(**settings), machine_of("dgx_a100_x2"), BoundedCache()
     lower_bounds = LowerBounds(SharedWork(machine, cache))
     least = lower_bounds.step(job)
-    for mode in ("analytical", "hierarchical", "flattened"):
+    for mode in ("analytical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.85 * step < least <= step, mode
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "settings"),
+    ("name", "zero_stage", "machine", "settings"),
     [
         (
             "llama2_7b_train",
+            2,
             "dgx_a100_x2",
             {"training.adapters": "{rank: 16}"},
         ),  # an embedding without backward
-        ("deepseek_v3_train_2048", "torus2d_ring_a100_64", {"parallelism": "{pp: 1, dp: 16, ep: 4}"}),
+        ("deepseek_v3_train_2048", 1, "torus2d_ring_a100_64", {"parallelism": "{pp: 1, dp: 16, ep: 4}"}),
         (
             "deepseek_v3_train_2048",
+            2,
             "dgx_a100_x2",
             {"parallelism": "{tp: 4, pp: 1, dp: 1, ep: 1, etp: 1, sequence_parallel: true}"},
         ),
         (
             "llama2_7b_train",
+            1,
             "dgx_a100_x2",
             {
                 "parallelism": "{tp: 8, pp: 2, dp: 1, chunks: 4}",
@@ -213,8 +217,7 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
     ],
     ids=["adapters", "uneven exchanges by routes", "experts alone are replicated", "layers end in sums"],
 )
-@pytest.mark.parametrize("zero_stage", [1, 2])
-def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings, zero_stage):
+def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, zero_stage, machine, settings):
     changed = {"training.zero_stage": zero_stage, "training.micro_batch": 1} | settings
     if name != "llama2_7b_train":
         changed |= {"model.exceptions": "[]", "model.feed_forward.experts": 16, "training.schedule": "1f1b",
@@ -302,6 +305,7 @@ def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
 def test_the_best_is_what_trying_everything_finds():
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
+    vary["zero_stage"] = [0, 1]
     found = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
     every, cache = [], BoundedCache()
     for way in Space(job, machine, 4, vary):
@@ -402,7 +406,9 @@ def test_a_wait_for_workers_ends_when_the_time_is_up():
 def test_rows_are_what_run_prints_in_its_order_on_fabrics_whose_links_are_shared(name):
     machine = load_machine(name)
     vary = {**FEW, "tp": [2], "cp": [1], "pp": [1], "micro_batch": [1, 2], "recompute": ["none"]}
-    found = plan(job_of(), machine, Wanted(gpus=8, top=4, vary=vary))
+    vary["zero_stage"] = [0, 1]
+    small = job_of(**{"model.layers": 4, "training.global_batch": 8})
+    found = plan(small, machine, Wanted(gpus=8, top=3, vary=vary))
     steps = [simulate(row.job, machine).step_time for row in found.rows]
     assert [row.step_time for row in found.rows] == steps == sorted(steps)
     assert {row["mode"] for row in found.as_json()["rows"]} == {"flattened"}
@@ -683,9 +689,14 @@ ONE_WAY = (
 )
 
 
-def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_do_not_tell_from_it():
+def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_do_not_tell_from_it(
+    monkeypatch,
+):
+    # one in ten of the parameters; what is found for all of them is told in test_sensitivity
+    some = "rapid_des.studies.sensitivity.parameters_of"
+    monkeypatch.setattr(some, lambda *given: parameters_of(*given)[::10])
     command = ["plan", "llama2_7b_train", "--on", "dgx_a100", "--top", "2", "--mode", "analytical", *ONE_WAY]
-    command += ["--set", "job.model.layers=2", "--set", "job.training.global_batch=16"]
+    command += ["--set", "job.model.layers=2", "--set", "job.training.global_batch=16", "--executor", "local"]
     answer = CliRunner().invoke(cli, [*command, "--sensitivity", "3", "--json"])
     plain = json.loads(answer.stdout)
     assert len(plain["sensitivity"]["rows"]) >= 3
@@ -696,9 +707,8 @@ def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_d
     assert "~" in next(line for line in text.splitlines() if line.strip().startswith("2"))
 
 
-@pytest.mark.parametrize(("tp", "cp", "dp", "pp"), [(8, 1, 2, 2)])
-def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
-    machine, sizes = load_machine("dgx_a100_x4"), {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+def test_orders_that_a_switch_does_not_tell_apart_take_one_time():
+    machine, sizes = load_machine("dgx_a100_x4"), {"tp": 8, "cp": 1, "dp": 2, "pp": 2}
     alike = defaultdict(list)
     for order in permutations(sizes):
         alike[order_key([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
@@ -706,9 +716,8 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
     def steps(order):
         split = {**sizes, "order": "[ep, " + ", ".join(order) + "]"}
         stated = "{" + ", ".join(f"{axis}: {value}" for axis, value in split.items()) + "}"
-        job = job_of(parallelism=stated, **{"model.layers": 2, "training.zero_stage": 2})
-        modes = ("hierarchical", "flattened") if tp == 8 else ("hierarchical",)
-        return tuple(simulate(job, machine, mode=mode, allow_oom=True).step_time for mode in modes)
+        small = {"model.layers": 2, "training.zero_stage": 2, "training.global_batch": 4}
+        return simulate(job_of(parallelism=stated, **small), machine, allow_oom=True).step_time
 
     pairs = [(steps(orders[0]), steps(orders[-1])) for orders in alike.values() if len(orders) > 1]
     assert all(first == last for first, last in pairs)
@@ -743,9 +752,9 @@ def test_workers_who_simulate_ahead_and_are_done_out_of_order_change_nothing():
                     self.simulated += 1
                     yield position, attempt(function, item, self._cache)
 
-    alone, ahead = InProcess(), Ahead()
+    alone, ahead, few = InProcess(), Ahead(), {**FEW, "cp": [1], "recompute": ["none"]}
     found = [
-        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)
+        plan(job_of(), machine_of(), Wanted(top=2, vary=few, pruned=True), crew) for crew in (alone, ahead)
     ]
     assert ahead.simulated > found[0].counts["analytical"] + found[0].counts["flattened"]
     assert found[0].as_json() == found[1].as_json()

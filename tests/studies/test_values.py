@@ -16,14 +16,15 @@ from rapid_des.studies.collective_bench import bench
 from rapid_des.studies.criticality import criticality
 from rapid_des.studies.faults import How, scenario
 
-SMALL = [("training.global_batch", "4"), ("model.layers", "2")]
+SMALL = [("training.global_batch", "4"), ("model.layers", "2"), ("parallelism", "{tp: 2, pp: 1, dp: 2}")]
+RINGS = {"collectives": "{default: ring}"}
 SIMPY = How(engine=EngineChoice("simpy"))
 
 
 def faults():
     found = scenario(
         load_job("llama2_7b_train", settings=SMALL),
-        load_machine("torus_2d_a100"),
+        load_machine("torus_2d_a100", settings=RINGS),
         [parse_fault("link=0-1 bandwidth=0.25")],
         SIMPY,
     )
@@ -31,7 +32,7 @@ def faults():
 
 
 def ranking():
-    job, machine = load_job("llama2_7b_train", settings=SMALL), load_machine("torus_2d_a100")
+    job, machine = load_job("llama2_7b_train", settings=SMALL), load_machine("torus_2d_a100", settings=RINGS)
     return criticality(job, machine, derate=0.5, kinds=["gpu"], how=SIMPY)
 
 

@@ -84,18 +84,18 @@ def test_topics_of_a_provider_start_as_the_table_says(provider):
 class TestClaims:
     """What the repository claims of its GEMM model, on the test split."""
 
-    @pytest.mark.parametrize(
-        ("topic", "reach"),
-        [
-            ("operators/gemm/A100-SXM4-80GB/bfloat16", 10.0),
-            ("operators/gemm-large/A100-SXM4-80GB/bfloat16", 6.0),
-            ("operators/gemm/H100-SXM-80GB/bfloat16", 10.0),
-            ("operators/gemm/H100-SXM-80GB/fp8", 15.0),
-            ("operators/gemm/B200-SXM-180GB/nvfp4", 15.0),
-            ("operators/moe/H100-SXM-80GB/bfloat16", 15.0),
-        ],
-    )
-    def test_error_beats_its_target_and_the_null_model(self, topic, reach):
-        figures = validate(open_folder(None), [topic])["topics"][topic]
-        assert figures["mean_abs_pct"] <= reach
-        assert figures["mean_abs_pct"] < 0.7 * figures["null_mean_abs_pct"]
+    REACH = {
+        "operators/gemm/A100-SXM4-80GB/bfloat16": 10.0,
+        "operators/gemm-large/A100-SXM4-80GB/bfloat16": 6.0,
+        "operators/gemm/H100-SXM-80GB/bfloat16": 10.0,
+        "operators/gemm/H100-SXM-80GB/fp8": 15.0,
+        "operators/gemm/B200-SXM-180GB/nvfp4": 15.0,
+        "operators/moe/H100-SXM-80GB/bfloat16": 15.0,
+    }
+
+    def test_error_beats_its_target_and_the_null_model(self):
+        topics = validate(open_folder(None), list(self.REACH))["topics"]  # of one reading of the files
+        error = {name: topics[name]["mean_abs_pct"] for name in self.REACH}
+        assert {name: found for name, found in error.items() if found > self.REACH[name]} == {}
+        null = {name: 0.7 * topics[name]["null_mean_abs_pct"] for name in self.REACH}
+        assert {name: found for name, found in error.items() if found >= null[name]} == {}

@@ -154,13 +154,13 @@ def test_no_name_and_no_blank_in_a_file_of_jobs_ends_the_whole_command(tmp_path,
     rows = DataFolder(CHECKOUT_DATA, split=False).read(name)
     first = {(row.get("source"), row.get("backend")): row for row in reversed(rows)}
     (tmp_path / name).parent.mkdir()
-    for row in first.values():
-        for column, cell in row.items():
-            with (tmp_path / name).open("w", newline="") as file:
-                table = csv.DictWriter(file, list(row))
-                table.writeheader()
+    with (tmp_path / name).open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        for row in first.values():
+            for column, cell in row.items():
                 table.writerow({**row, column: "" if NUMBER.fullmatch(cell) else "Abacus"})
-            list(all_topics(DataFolder(tmp_path, split=False), [path.parent.name.replace("_e2e", "/")]))
+    list(all_topics(DataFolder(tmp_path, split=False), [path.parent.name.replace("_e2e", "/")]))
 
 
 NEW_SOURCE = "training_e2e/published_training.csv", {

@@ -1,4 +1,4 @@
-"""Runs a program on the compiled kernel, and provides larger pools when the kernel fills one.
+"""Runs a program on a compiled kernel, slice by slice, with larger pools where the kernel fills one.
 
 Rows keep their numbers when their pool grows.
 """
@@ -6,6 +6,8 @@ Rows keep their numbers when their pool grows.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,48 +51,36 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
     return kernel.KERNEL
 
 
-class CompiledSimulation:
-    """One run of a program; `run` plays it to the end or to a given time.
+class KernelRun:
+    """A program, the state of its run and the pools, as kernels read and change them."""
 
-    With `to_ties` it ends soon after a link has chosen by rank (`Records.ties`).
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        *,
-        trail: bool = False,
-        progress: Progress | None = None,
-        to_ties: bool = False,
-    ) -> None:
-        self.program, self._to_ties = program, to_ties
-        self._progress, self._reported_at = progress, 0.0
-        self._flat = flatten(program)
+    def __init__(self, program: Program, *, trail: bool = False) -> None:
+        self.program = program
+        self.flat = flatten(program)
         fluid = program.fluid is not None
-        self._state = pools.new_state(
-            self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
+        self.state = pools.new_state(
+            self.flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
-        self._pools = pools.new_pools(trail=trail, fluid=fluid)
+        self.pools = pools.new_pools(trail=trail, fluid=fluid)
         self._words: tuple[Words | None, ...] = (None, None, None)
-        self._fluid = (
-            new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
-        )
-        self._noticed = np.zeros(0, np.int64)
+        self.fluid = new_fluid(self.flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
+        self.noticed = np.zeros(0, np.int64)
+        """When the closure of each link is noticed, where links may close (`stopping`)."""
         self._seed()
 
     def _seed(self) -> None:
         """Put the visits that wait for nothing on the stack."""
-        records = np.flatnonzero(self._state.pending == 0)
-        ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
-        within = records - self._flat.ranks.flat[ranks]
-        self._pools = _with_stack(self._pools, len(records))
-        self._pools.stack_kind[: len(records)] = work.READY
-        self._pools.stack_a[: len(records)] = ranks
-        self._pools.stack_b[: len(records)] = within
-        if self._fluid is not None:
+        records = np.flatnonzero(self.state.pending == 0)
+        ranks = np.searchsorted(self.flat.ranks.flat, records, side="right") - 1
+        within = records - self.flat.ranks.flat[ranks]
+        self.pools = _with_stack(self.pools, len(records))
+        self.pools.stack_kind[: len(records)] = work.READY
+        self.pools.stack_a[: len(records)] = ranks
+        self.pools.stack_b[: len(records)] = within
+        if self.fluid is not None:
             self._seed_capacities()
-        self._state.cursor[work.DEPTH] = len(records)
-        self._state.cursor[work.PHASE] = 1
+        self.state.cursor[work.DEPTH] = len(records)
+        self.state.cursor[work.PHASE] = 1
 
     def _seed_capacities(self) -> None:
         """Schedule the steps of the timetables of links in the fluid mode."""
@@ -99,88 +89,49 @@ class CompiledSimulation:
             for link, table in self.program.link_timetables.items()
             for moment in table.time.tolist()
         ]
-        self._pools = with_events(self._pools, len(steps) + 1)
+        self.pools = with_events(self.pools, len(steps) + 1)
         for moment, link in steps:
-            push(self._pools.calendar, moment, work.LINK_RATE, link, 0)
+            push(self.pools.calendar, moment, work.LINK_RATE, link, 0)
 
-    def _play(self, limit: int) -> None:
-        if self._fluid is None:
-            paired = self.program.queue_pairs is not None
-            kernel_of(paired=paired)(*self._arguments(), limit)
+    def play(self, limit: int) -> None:
+        """Call the kernel: it plays up to a time, or until it wants something (`work`)."""
+        if self.fluid is None:
+            self.call(kernel_of(paired=self.program.queue_pairs is not None), limit)
             return
         # A flow has the number of its transfer, so the tables of flows are as long as that pool.
-        slots = len(self._pools.transfers.next)
-        if len(self._fluid.hops) < slots:
-            self._fluid = widened(self._fluid, slots)
-        kernel_of(fluid=True)(*self._arguments(), self._fluid, self._noticed, limit)
+        slots = len(self.pools.transfers.next)
+        if len(self.fluid.hops) < slots:
+            self.fluid = widened(self.fluid, slots)
+        self.call(kernel_of(fluid=True), self.fluid, self.noticed, limit)
 
-    def _arguments(self) -> tuple[Words, ...]:
-        """Return the arguments of every kernel: the program, the state and the pools."""
-        arguments = self._flat, self._state, self._pools
-        words = tuple(map(Words.of, arguments, _TABLES, self._words))
-        self._words = words  # the next call reuses the words of tables that are the same objects
-        return words
+    def call(self, compiled: CompiledKernel, *more: Any) -> None:
+        """Call a kernel with the tables that all kernels take, and more behind them."""
+        # the next call reuses the words of tables that are the same objects
+        self._words = words = tuple(map(Words.of, (self.flat, self.state, self.pools), _TABLES, self._words))
+        compiled(*words, *more)
 
-    def run(self, until: int | None = None) -> None:
-        """Play until no event is left, or up to and including a time in picoseconds.
-
-        An interrupt ends the run between two slices; `records` then returns what has happened.
-        """
-        limit = _NEVER if until is None else until
-        # A slice has at most twice the events of the one before, so that the first ones stay short.
-        totals, events = self._state.totals, _FIRST_SLICE
-        while self._play_slice(limit, events) == work.LIMIT_REACHED:
-            if self._progress is not None:
-                self._progress(int(totals[work.WORKED]))
-            if self._to_ties and totals[work.TIES]:
-                return
-            took = time.perf_counter() - self._slice_began
-            events = max(1, int(events * min(2.0, _SLICE_S / took)))
-        if totals[work.STATUS] == work.DISAGREES:
-            group, number, sub, mine, other = totals[2:7].tolist()
-            raise TraceError(explain_disagreement(self.program, (group, number, sub), (mine, other)))
+    def provide(self, status: int, wanted: int) -> None:
+        """Provide the rows that the kernel wants."""
+        self.pools = _LARGER[status](self.pools, wanted)
 
     @property
     def now(self) -> int:
         """The last moment that was played."""
-        return int(self._state.cursor[work.NOW])
+        return int(self.state.cursor[work.NOW])
 
     @property
     def events(self) -> int:
         """The number of events made so far."""
-        return int(self._pools.calendar.counts[PUSHED])
-
-    def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
-        """Play about `events` more events, or up to a time; return whether the events ended it."""
-        paused = self._play_slice(until, events) == work.LIMIT_REACHED
-        if self._progress is not None and time.perf_counter() - self._reported_at > _SLICE_S:
-            self._reported_at = time.perf_counter()
-            self._progress(int(self._state.totals[work.WORKED]))
-        return paused
+        return int(self.pools.calendar.counts[PUSHED])
 
     def note_hops(self, *, on: bool) -> None:
-        """Start a new trail, or stop recording; the simulation must have been made with a trail."""
-        self._pools.counts[pools.TRAIL] = 0
-        self._state.flags[work.RECORDING] = on
-
-    def _play_slice(self, limit: int, events: int) -> int:
-        """Play until about `events` more events were made; return the status at which it ended."""
-        self._slice_began = time.perf_counter()
-        self._state.cursor[work.EVENT_LIMIT] = self._pools.calendar.counts[PUSHED] + events
-        totals = self._state.totals
-        self._play(limit)
-        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.LIMIT_REACHED):
-            self._provide(int(totals[work.STATUS]), int(totals[work.WANTED]))
-            self._play(limit)
-        return int(totals[work.STATUS])
-
-    def _provide(self, status: int, wanted: int) -> None:
-        """Provide the rows that the kernel wants."""
-        self._pools = _with_room(self._pools, status, wanted)
+        """Start a new trail, or stop recording; the run must have been made with a trail."""
+        self.pools.counts[pools.TRAIL] = 0
+        self.state.flags[work.RECORDING] = on
 
     def records(self) -> Records:
         """Return the records of the simulation so far."""
-        state = self._state
+        state = self.state
         return Records(
             start=state.start,
             finish=state.finish,
@@ -194,21 +145,91 @@ class CompiledSimulation:
             link_stopped=np.where(state.stopped, NONE, state.link_stopped) if len(state.stopped) else None,
             rates=_rates(state),
             ties=int(state.totals[work.TIES]),
-            events=int(self._pools.calendar.counts[PUSHED]),
+            events=int(self.pools.calendar.counts[PUSHED]),
             trail=self._trail() if state.flags[work.RECORDING] else None,
             beyond=self._beyond(),
         )
 
     def _beyond(self) -> bool:
         """Return whether an event lies past FOREVER, or a flow ends there."""
-        calendar = self._pools.calendar
+        calendar = self.pools.calendar
         waiting = calendar.time[: calendar.counts[HEAP]]
-        flows = self._fluid is not None and never_end(self._fluid)
+        flows = self.fluid is not None and never_end(self.fluid)
         return flows or int(waiting.max(initial=0)) > FOREVER
 
     def _trail(self) -> LinkTrail:
-        rows, trail = int(self._pools.counts[pools.TRAIL]), self._pools.trail
+        rows, trail = int(self.pools.counts[pools.TRAIL]), self.pools.trail
         return LinkTrail(*(column[:rows] for column in trail))
+
+
+class Player(Protocol):
+    """Calls a kernel, and provides what it wants: a `KernelRun` itself, or who changes links meanwhile."""
+
+    def play(self, limit: int) -> None:
+        """Call the kernel: it plays up to a time in picoseconds, or until it wants something."""
+
+    def provide(self, status: int, wanted: int) -> None:
+        """Provide what the kernel wants, by the status at which it returned."""
+
+
+class CompiledSimulation:
+    """One run of a program; `run` plays it to the end or to a given time.
+
+    With `to_ties` it ends soon after a link has chosen by rank (`Records.ties`).
+    """
+
+    def __init__(
+        self,
+        kernel: KernelRun,
+        *,
+        player: Player | None = None,
+        progress: Progress | None = None,
+        to_ties: bool = False,
+    ) -> None:
+        self.kernel, self._player, self._to_ties = kernel, player or kernel, to_ties
+        self._progress, self._reported_at = progress, 0.0
+
+    def run(self, until: int | None = None) -> None:
+        """Play until no event is left, or up to and including a time in picoseconds.
+
+        An interrupt ends the run between two slices; `records` then returns what has happened.
+        """
+        limit = _NEVER if until is None else until
+        # A slice has at most twice the events of the one before, so that the first ones stay short.
+        totals, events = self.kernel.state.totals, _FIRST_SLICE
+        while self._play_slice(limit, events) == work.LIMIT_REACHED:
+            if self._progress is not None:
+                self._progress(int(totals[work.WORKED]))
+            if self._to_ties and totals[work.TIES]:
+                return
+            took = time.perf_counter() - self._slice_began
+            events = max(1, int(events * min(2.0, _SLICE_S / took)))
+        if totals[work.STATUS] == work.DISAGREES:
+            group, number, sub, mine, other = totals[2:7].tolist()
+            raise TraceError(explain_disagreement(self.kernel.program, (group, number, sub), (mine, other)))
+
+    def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
+        """Play about `events` more events, or up to a time; return whether the events ended it."""
+        paused = self._play_slice(until, events) == work.LIMIT_REACHED
+        if self._progress is not None and time.perf_counter() - self._reported_at > _SLICE_S:
+            self._reported_at = time.perf_counter()
+            self._progress(int(self.kernel.state.totals[work.WORKED]))
+        return paused
+
+    def _play_slice(self, limit: int, events: int) -> int:
+        """Play until about `events` more events were made; return the status at which it ended."""
+        self._slice_began = time.perf_counter()
+        self.kernel.state.cursor[work.EVENT_LIMIT] = self.kernel.events + events
+        totals = self.kernel.state.totals
+        self._player.play(limit)
+        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.LIMIT_REACHED):
+            self._player.provide(int(totals[work.STATUS]), int(totals[work.WANTED]))
+            self._player.play(limit)
+        return int(totals[work.STATUS])
+
+    def records(self) -> Records:
+        """Return the records of the simulation so far."""
+        return self.kernel.records()
 
 
 def _rates(state: State) -> RateRecords | None:
@@ -279,13 +300,13 @@ def _with_channels(small: pools.Channels, room: int) -> pools.Channels:
     return pools.Channels(*(_wider(column, room) for column in small)) if len(small.turn) else small
 
 
-def with_rank_parts(small: Pools) -> Pools:
+def _with_rank_parts(small: Pools, _: int) -> Pools:
     """Return pools with twice as many rows for the ranks' parts in replanned collectives."""
     room = 2 * len(small.rank_parts.rank)
     return small._replace(rank_parts=RankParts(*(_wider(column, room) for column in small.rank_parts)))
 
 
-def with_transfers(small: Pools) -> Pools:
+def with_transfers(small: Pools, _: int = 1) -> Pools:
     """Return pools with twice as many rows for transfers."""
     had = len(small.transfers.next)
     transfers = pools.Transfers(*(_wider(column, 2 * had) for column in small.transfers))
@@ -301,17 +322,15 @@ def _with_trail(small: Pools, least: int) -> Pools:
     return small._replace(trail=pools.Trail(*(_wider(column, room) for column in small.trail)))
 
 
-def _with_room(small: Pools, status: int, wanted: int) -> Pools:
-    """Return pools of which the full one, named by a status, is larger."""
-    if status == work.MORE_EVENTS:
-        return with_events(small, wanted)
-    if status == work.MORE_STACK:
-        return _with_stack(small, wanted)
-    if status == work.MORE_INSTANCES:
-        return _with_instances(small, wanted)
-    if status == work.MORE_TRANSFERS:
-        return with_transfers(small)
-    return _with_trail(small, wanted)
+_LARGER: dict[int, Callable[[Pools, int], Pools]] = {
+    work.MORE_EVENTS: with_events,
+    work.MORE_STACK: _with_stack,
+    work.MORE_INSTANCES: _with_instances,
+    work.MORE_TRANSFERS: with_transfers,
+    work.MORE_TRAIL: _with_trail,
+    work.MORE_RANK_PARTS: _with_rank_parts,
+}
+"""Enlarges the pool that a kernel has filled, by the status with which it says so."""
 
 
 def run(
@@ -321,6 +340,6 @@ def run(
 
     With `to_ties` the end comes soon after a link has chosen by rank.
     """
-    simulation = CompiledSimulation(program, trail=trail, progress=progress, to_ties=to_ties)
+    simulation = CompiledSimulation(KernelRun(program, trail=trail), progress=progress, to_ties=to_ties)
     simulation.run()
     return simulation.records()

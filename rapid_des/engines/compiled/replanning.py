@@ -7,16 +7,17 @@ rank's collectives of that kind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, starts_of
+from rapid_des.arrays import Int64s, digest, starts_of
 from rapid_des.engines.compiled import work
+from rapid_des.engines.compiled.calendar import HEAP
 from rapid_des.engines.compiled.closure_tables import ClosureTables, GrowingArray
 from rapid_des.engines.compiled.columns import AS_LOWERED, NO_REPLANS, Replans, Tasks
-from rapid_des.engines.compiled.engine import with_rank_parts
-from rapid_des.engines.compiled.link_closures import ClosingSimulation
+from rapid_des.engines.compiled.engine import CompiledSimulation, KernelRun
+from rapid_des.engines.compiled.link_closures import LinkClosures
+from rapid_des.engines.compiled.stopping import StoppedTransfers
 from rapid_des.program.faults.closures import Closures, planned_around
 from rapid_des.program.faults.planning import CollectiveReplanner, RankPhase, RoutedPhase
 from rapid_des.program.program import NONE, Program, Progress, RankProgram, Records, Template, VisitKind
@@ -93,9 +94,8 @@ class RankSchedules:
 
     def _shape(self, template: Template) -> tuple[int, int]:
         """Return the first rows of a template's task and member columns; equal templates share them."""
-        columns = [getattr(template, name) for name in (*_SHARED, *_STARTS)]
-        digest = sha256(b"".join(np.int64(len(column)).tobytes() + column.tobytes() for column in columns))
-        key = digest.digest()  # of the content: templates of different phases are often equal
+        # by what is kept of it: templates of different phases are often equal
+        key = digest(*(getattr(template, name) for name in (*_SHARED, *_STARTS)))
         if key not in self._shapes:
             self._shapes[key] = len(self._tasks["pair"].values), len(self._tasks["member_need"].values)
             for name in _STARTS:
@@ -106,30 +106,26 @@ class RankSchedules:
         return self._shapes[key]
 
 
-class ReplanningSimulation(ClosingSimulation):
-    """One run of a program whose links may close, with collectives planned for the links that are open."""
+class ReplannedCollectives:
+    """Plans collectives for the links that are open; plays the kernel of `StoppedTransfers` (`Player`)."""
 
-    def __init__(
-        self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
-    ) -> None:
-        super().__init__(program, closures, trail=trail, progress=progress)
-        assert closures.collectives is not None, "nothing asks to replan"
-        self._planner = closures.collectives
-        kinds = _kinds(program, self._planner)
-        flat = self._tables.flat
+    def __init__(self, stopped: StoppedTransfers, planner: CollectiveReplanner) -> None:
+        self._stopped, self._kernel, self._closures = stopped, stopped.kernel, stopped.closures
+        self._tables, self._planner = stopped.tables, planner
+        program = self._kernel.program
+        self._kinds = kinds = _kinds(program, planner)
         firsts = [_first_members(part, kind) for part, kind in zip(program.programs, kinds, strict=True)]
         replans = NO_REPLANS._replace(
             first_member_visit=np.concatenate([np.zeros(0, np.int64), *firsts]),
             first_call=_first_calls(program, kinds),
             schedules=np.zeros(1, np.int64),
         )
-        self._kinds = kinds
-        self._tables.flat = self._flat = flat._replace(replans=replans)
-        self._schedules = RankSchedules(self._tables, closures, fluid=program.fluid is not None)
+        self._tables.flat = self._tables.flat._replace(replans=replans)
+        self._schedules = RankSchedules(self._tables, self._closures, fluid=program.fluid is not None)
         self._plans: dict[frozenset[int], int] = {}
-        self._state.flags[work.REPLANNING] = True
-        calls, records = int(replans.first_call[-1]), len(self._state.start)
-        self._state = self._state._replace(
+        self._kernel.state.flags[work.REPLANNING] = True
+        calls, records = int(replans.first_call[-1]), len(self._kernel.state.start)
+        self._kernel.state = self._kernel.state._replace(
             call_plan=np.zeros(calls, np.int32),
             call_template=np.zeros(calls, np.int32),
             schedule=np.zeros(records, np.int32),
@@ -138,54 +134,60 @@ class ReplanningSimulation(ClosingSimulation):
             next_in_part=np.full(records, NONE, np.int32),
         )
 
-    def _change(self, moment: int) -> None:
-        super()._change(moment)
+    def change(self, moment: int) -> None:
+        """Let collectives that start from a moment on follow the plan for the links that are open then."""
         dead = self._closures.planned_around(moment)
         plan = 0 if dead is None else self._plans.setdefault(dead, AS_LOWERED + 1 + len(self._plans))
-        self._state.cursor[work.PLAN] = plan
+        self._kernel.state.cursor[work.PLAN] = plan
 
-    def _provide(self, status: int, wanted: int) -> None:
+    def play(self, limit: int) -> None:
+        """Call the kernel."""
+        self._stopped.play(limit)
+
+    def provide(self, status: int, wanted: int) -> None:
+        """Add a rank's steps in a collective under a plan, or provide what closed links need."""
         if status == work.NO_SCHEDULE:
-            visit, plan = self._state.totals[3:5].tolist()
+            visit, plan = self._kernel.state.totals[3:5].tolist()
             self._add_schedule(wanted, visit, plan)
-        elif status == work.MORE_RANK_PARTS:
-            self._pools = with_rank_parts(self._pools)
         else:
-            super()._provide(status, wanted)
+            self._stopped.provide(status, wanted)
 
     def _add_schedule(self, position: int, visit: int, plan: int) -> None:
         """Add the steps of a rank under a plan, for all its collectives of the same kind as a visit's."""
-        number = self.program.bindings[position].program
-        part, kinds = self.program.programs[number], self._kinds[number]
+        number = self._kernel.program.bindings[position].program
+        part, kinds = self._kernel.program.programs[number], self._kinds[number]
         dead = next(links for links, known in self._plans.items() if known == plan)
         caller = int(_callers(part)[visit])
-        node, now = int(part.node[caller]), int(self._state.cursor[work.NOW])
+        node, now = int(part.node[caller]), int(self._kernel.state.cursor[work.NOW])
         if self._planner.cut(position, node, dead):
-            around = planned_around((position, node), self._closures, self.program.link_timetables, now)
+            around = planned_around(
+                (position, node), self._closures, self._kernel.program.link_timetables, now
+            )
             assert around is None, "a group that is cut apart keeps its plan, or is an error"
-            self._state.call_plan[self._call_number(position, visit, caller)] = AS_LOWERED
+            self._kernel.state.call_plan[self._call_number(position, visit, caller)] = AS_LOWERED
             return
         schedule = self._schedules.add(self._planner.steps_of(position, node, dead))
-        self._flat = self._tables.flat
         # The kernel asks once for each kind of collective, not for each visit.
-        alike = int(self._flat.ranks.flat[position]) + np.flatnonzero(kinds == kinds[visit])
-        self._state.schedule[alike], self._state.schedule_plan[alike] = schedule, plan
+        alike = int(self._tables.flat.ranks.flat[position]) + np.flatnonzero(kinds == kinds[visit])
+        self._kernel.state.schedule[alike], self._kernel.state.schedule_plan[alike] = schedule, plan
         # The schedule may have added templates, which have no free instances yet.
-        short = self._schedules.templates - len(self._state.free)
+        short = self._schedules.templates - len(self._kernel.state.free)
         if short > 0:
-            free = np.pad(self._state.free, (0, short + len(self._state.free)), constant_values=NONE)
-            self._state = self._state._replace(free=free)
+            free = np.pad(
+                self._kernel.state.free, (0, short + len(self._kernel.state.free)), constant_values=NONE
+            )
+            self._kernel.state = self._kernel.state._replace(free=free)
 
     def _call_number(self, position: int, visit: int, caller: int) -> int:
         """Return the row in `State.call_plan` of the collective whose visit a rank starts now."""
-        binding, flat = self.program.bindings[position], self._flat
-        part, slot = self.program.programs[binding.program], int(flat.ranks.slot[position])
+        binding, flat = self._kernel.program.bindings[position], self._tables.flat
+        part, slot = self._kernel.program.programs[binding.program], int(flat.ranks.slot[position])
         number = int(part.occurrence[visit])
         slot_of_caller = int(part.slot[caller])
         if caller != visit:
-            number = int(self._state.number[flat.ranks.flat[position] + caller])
+            number = int(self._kernel.state.number[flat.ranks.flat[position] + caller])
         elif number == NONE:
-            number = int(self._state.counter[slot + slot_of_caller])
+            number = int(self._kernel.state.counter[slot + slot_of_caller])
         return int(flat.replans.first_call[binding.groups[slot_of_caller]]) + number
 
 
@@ -233,11 +235,48 @@ def _numbers(part: RankProgram, kind: Int64s) -> tuple[Int64s, Int64s]:
     return slots.astype(np.int64), numbers
 
 
+class ClosingSimulation:
+    """One run of a program whose links may close; `run` plays it to the end or to a given time."""
+
+    def __init__(
+        self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
+    ) -> None:
+        self._kernel = KernelRun(program, trail=trail)
+        stopped, planner = StoppedTransfers(self._kernel, closures), closures.collectives
+        self._closures = LinkClosures(stopped)
+        self._replanned = None if planner is None else ReplannedCollectives(stopped, planner)
+        self._simulation = CompiledSimulation(
+            self._kernel, player=self._replanned or stopped, progress=progress
+        )
+        self._moments = self._closures.moments[::-1]
+
+    def run(self, until: int | None = None) -> None:
+        """Play until no event is left, or up to and including a time in picoseconds."""
+        while self._moments and (until is None or self._moments[-1] <= until):
+            moment = self._moments.pop()
+            if moment:
+                self._simulation.run(moment - 1)
+            if self._is_over():
+                break
+            self._closures.change(moment)
+            if self._replanned is not None:
+                self._replanned.change(moment)
+        self._simulation.run(until)
+
+    def _is_over(self) -> bool:
+        """Return whether no event is left and no transfer is stopped."""
+        depth, stopped = self._kernel.state.cursor[[work.DEPTH, work.STOPPED]].tolist()
+        return not depth and stopped == NONE and not self._kernel.pools.calendar.counts[HEAP]
+
+    def records(self) -> Records:
+        """Return the records of the simulation so far."""
+        return self._kernel.records()
+
+
 def run(
     program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
 ) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records."""
-    kind = ClosingSimulation if closures.collectives is None else ReplanningSimulation
-    simulation = kind(program, closures, trail=trail, progress=progress)
+    simulation = ClosingSimulation(program, closures, trail=trail, progress=progress)
     simulation.run()
     return simulation.records()

@@ -15,10 +15,10 @@ from rapid_des.engines.compiled import pools, work
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.closure_kernel import Served
 from rapid_des.engines.compiled.closure_tables import ClosureTables, Links
-from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of, with_events, with_transfers
+from rapid_des.engines.compiled.engine import KernelRun, kernel_of, with_events, with_transfers
 from rapid_des.network.fluid.state import lengthened
 from rapid_des.program.faults.closures import Closures, Stopped, down_at, new_routes, route_around
-from rapid_des.program.program import NONE, Program, Progress
+from rapid_des.program.program import NONE
 from rapid_des.values import replace
 
 
@@ -46,117 +46,117 @@ class LinkService(Struct, eq=False):
         return self.links[self.place]
 
 
-class StoppingSimulation(CompiledSimulation):
-    """One run of a program whose closed links stop messages, which then take other routes."""
+class StoppedTransfers:
+    """What the closed links of a run stop, and send again on other routes; plays the kernel (`Player`)."""
 
-    def __init__(
-        self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
-    ) -> None:
-        super().__init__(program, trail=trail, progress=progress)
-        self._closures = closures
-        self._tables = ClosureTables(self._flat, closures, fluid=program.fluid is not None)
-        self._flat = self._tables.flat
-        self._state.flags[work.CLOSING] = True
-        self._noticed = np.full(program.links, NONE, np.int64)
-        self._served = Served(
-            self._noticed, np.full(program.links, NONE, np.int32), *np.zeros((3, 0, 0), np.int64)
-        )
-        self._lost: dict[int, LinkService] = {}
+    def __init__(self, kernel: KernelRun, closures: Closures) -> None:
+        self.kernel, self.closures = kernel, closures
+        self.tables = ClosureTables(kernel.flat, closures, fluid=kernel.fluid is not None)
+        kernel.state.flags[work.CLOSING] = True
+        links = kernel.program.links
+        kernel.noticed = np.full(links, NONE, np.int64)
+        self.served = Served(kernel.noticed, np.full(links, NONE, np.int32), *np.zeros((3, 0, 0), np.int64))
+        self.lost: dict[int, LinkService] = {}
         """Maps a link to the hop that it serves although the bytes were lost at a later link."""
         self._batches: dict[int, list[tuple[int, Stopped]]] = {}
         """Maps a time in picoseconds to (message, stopped bytes) that may be sent again then."""
         self._restarts = 0
         """The number of pieces sent again so far."""
-        self._avoided = frozenset[int]()
+        self.avoided = frozenset[int]()
         """The links whose closures are noticed now."""
 
-    def _play(self, limit: int) -> None:
+    def play(self, limit: int) -> None:
+        """Call the kernel for links that close, or for flows."""
+        self.kernel.flat = self.tables.flat
         self._make_room()
-        if self._fluid is not None:
-            super()._play(limit)
+        if self.kernel.fluid is not None:
+            self.kernel.play(limit)
         else:
-            kernel_of(fluid=False, closing=True)(*self._arguments(), self._served, limit)
+            self.kernel.call(kernel_of(closing=True), self.served, limit)
 
     def _make_room(self) -> None:
         """Extend the tables by transfer and hop to the pool's length and to the longest route."""
-        slots = len(self._pools.transfers.next)
-        longest = int(np.diff(self._flat.network.route_starts).max(initial=1))
-        if self._served.start.shape[0] < slots or self._served.start.shape[1] < longest:
+        slots = len(self.kernel.pools.transfers.next)
+        longest = int(np.diff(self.tables.flat.network.route_starts).max(initial=1))
+        if self.served.start.shape[0] < slots or self.served.start.shape[1] < longest:
             start, size, row = (
                 np.pad(had, ((0, slots - had.shape[0]), (0, max(0, longest - had.shape[1]))))
-                for had in (self._served.start, self._served.size, self._served.row)
+                for had in (self.served.start, self.served.size, self.served.row)
             )
-            self._served = self._served._replace(start=start, size=size, row=row)
-        if self._fluid is not None:
-            back = self._flat.network.back
-            lengths = np.diff(self._flat.network.route_starts)
-            self._fluid = lengthened(self._fluid, int((lengths + lengths[back]).max(initial=1)))
+            self.served = self.served._replace(start=start, size=size, row=row)
+        if self.kernel.fluid is not None:
+            back = self.tables.flat.network.back
+            lengths = np.diff(self.tables.flat.network.route_starts)
+            self.kernel.fluid = lengthened(self.kernel.fluid, int((lengths + lengths[back]).max(initial=1)))
 
-    def _provide(self, status: int, wanted: int) -> None:
+    def provide(self, status: int, wanted: int) -> None:
+        """Find a route around closed links, send again what waits, or provide rows."""
         if status == work.DETOUR:
             self._find_detour(wanted)
         elif status == work.RESTART_STOPPED:
             self._restart_stopped()
         else:
-            super()._provide(status, wanted)
+            self.kernel.provide(status, wanted)
 
     def _find_detour(self, route: int) -> None:
         """Find a route around closed links for messages of a route that start from now on."""
-        now, links = int(self._state.cursor[work.NOW]), self._tables.links_of(route)
-        around = route_around(links, self._closures, self.program.link_timetables, now)
-        other = self._tables.route(around, self._return_route(around, self._avoided)) if around else route
-        self._flat = self._tables.flat
-        self._flat.network.detour[route] = other
+        now, links = int(self.kernel.state.cursor[work.NOW]), self.tables.links_of(route)
+        around = route_around(links, self.closures, self.kernel.program.link_timetables, now)
+        other = self.tables.route(around, self._return_route(around, self.avoided)) if around else route
+        self.tables.flat.network.detour[route] = other
 
     def _return_route(self, links: Links, dead: frozenset[int]) -> Links:
-        return self._closures.return_route(links, dead)
+        return self.closures.return_route(links, dead)
 
-    def _push(self, moment: int, kind: int, a: int, b: int) -> None:
-        self._ensure_event_room()
-        push(self._pools.calendar, moment, kind, a, b)
+    def push(self, moment: int, kind: int, a: int, b: int) -> None:
+        """Add an event to the calendar."""
+        self.ensure_event_room()
+        push(self.kernel.pools.calendar, moment, kind, a, b)
 
-    def _ensure_event_room(self) -> None:
+    def ensure_event_room(self) -> None:
         """Make sure that the calendar has room for an event."""
-        if self._pools.calendar.counts[USED] + 2 >= len(self._pools.calendar.next):
-            self._pools = with_events(self._pools, 1)
+        if self.kernel.pools.calendar.counts[USED] + 2 >= len(self.kernel.pools.calendar.next):
+            self.kernel.pools = with_events(self.kernel.pools, 1)
 
     def _transfers_in(self, which: int) -> Iterator[int]:
         """Yield the transfers of a list in `cursor`; each may be moved to another list."""
-        transfer = int(self._state.cursor[which])
+        transfer = int(self.kernel.state.cursor[which])
         while transfer != NONE:
-            following = int(self._pools.transfers.next[transfer])  # read first: the caller may change it
+            following = int(
+                self.kernel.pools.transfers.next[transfer]
+            )  # read first: the caller may change it
             yield transfer
             transfer = following
 
-    def _collect_stopped(self) -> None:
+    def collect(self) -> None:
         """Take over the transfers that the kernel stopped at closed links."""
         stopped = list(self._transfers_in(work.STOPPED))
-        self._state.cursor[work.STOPPED] = NONE
+        self.kernel.state.cursor[work.STOPPED] = NONE
         for transfer in stopped:
-            self._stop_whole(transfer, int(self._pools.transfers.ready[transfer]))
+            self.stop_whole(transfer, int(self.kernel.pools.transfers.ready[transfer]))
 
-    def _stop_whole(self, transfer: int, moment: int) -> None:
+    def stop_whole(self, transfer: int, moment: int) -> None:
         """Stop a transfer at its node; its row is free again."""
-        transfers = self._pools.transfers
+        transfers = self.kernel.pools.transfers
         place = int(transfers.hop[transfer] - transfers.begin[transfer])
-        size = int(self._flat.network.payload[transfers.size[transfer]])
-        self._stop(transfer, place, size, moment)
-        self._free_slot(transfer)
+        size = int(self.tables.flat.network.payload[transfers.size[transfer]])
+        self.stop(transfer, place, size, moment)
+        self.free_slot(transfer)
 
-    def _stop(self, transfer: int, place: int, size: int, moment: int) -> None:
+    def stop(self, transfer: int, place: int, size: int, moment: int) -> None:
         """Keep the bytes that the link at a position of the route stopped, until the closure is noticed."""
-        columns, instances = self._pools.transfers, self._pools.instances
+        columns, instances = self.kernel.pools.transfers, self.kernel.pools.instances
         route = int(columns.route[transfer])
-        links = self._tables.links_of(route)
-        closed = self._tables.crossed(route) if self._fluid is not None else links[place : place + 1]
-        until = self._closures.stopped_until(closed, moment)
+        links = self.tables.links_of(route)
+        closed = self.tables.crossed(route) if self.kernel.fluid is not None else links[place : place + 1]
+        until = self.closures.stopped_until(closed, moment)
         assert until is not None, "nothing stops at open links"
-        flat = int(self._flat.ranks.flat[columns.rank[transfer]] + columns.visit[transfer])
+        flat = int(self.tables.flat.ranks.flat[columns.rank[transfer]] + columns.visit[transfer])
         sub = int(instances.sub[columns.instance[transfer]])
         facts = (columns.rank, columns.injected, columns.task, columns.part, columns.number)
         rank, injected, task, part, number = (int(column[transfer]) for column in facts)
         order = (rank, injected, flat, sub, task, part, number)
-        left = self._closures.left_of(links[: place + 1], links, size)
+        left = self.closures.left_of(links[: place + 1], links, size)
         self._keep_until(until[0], moment, int(columns.message[transfer]), Stopped(order, left, until[1]))
 
     def _keep_until(self, until: int, now: int, message: int, stopped: Stopped) -> None:
@@ -164,65 +164,68 @@ class StoppingSimulation(CompiledSimulation):
         if until not in self._batches:
             self._batches[until] = []
             if until > now:  # else the kernel has been asked to restart at this instant
-                self._push(until, work.RESTART, 0, 0)
+                self.push(until, work.RESTART, 0, 0)
         self._batches[until].append((message, stopped))
 
-    def _free_slot(self, transfer: int) -> None:
+    def free_slot(self, transfer: int) -> None:
         """Free the row of a transfer that has no bytes left to send; links may still serve it."""
-        transfers = self._pools.transfers
-        self._mark_lost(transfer, int(transfers.hop[transfer] - transfers.begin[transfer]))
+        transfers = self.kernel.pools.transfers
+        self.mark_lost(transfer, int(transfers.hop[transfer] - transfers.begin[transfer]))
         transfers.due[transfer] = NONE
         if transfer != transfers.message[transfer]:  # the first part's row is needed until all have arrived
-            transfers.next[transfer] = self._pools.counts[pools.FREE_TRANSFER]
-            self._pools.counts[pools.FREE_TRANSFER] = transfer
+            transfers.next[transfer] = self.kernel.pools.counts[pools.FREE_TRANSFER]
+            self.kernel.pools.counts[pools.FREE_TRANSFER] = transfer
 
-    def _mark_lost(self, transfer: int, places: int) -> None:
+    def mark_lost(self, transfer: int, places: int) -> None:
         """Record that what the first links of its route still serve of a transfer is lost at a later link."""
-        links = self._tables.links_of(int(self._pools.transfers.route[transfer]))
+        links = self.tables.links_of(int(self.kernel.pools.transfers.route[transfer]))
         for place in range(places):
-            if self._served.transfer[links[place]] == transfer:
-                self._lost[links[place]] = replace(self._hop(transfer, place), transfer=NONE)
-                self._served.transfer[links[place]] = NONE
+            if self.served.transfer[links[place]] == transfer:
+                self.lost[links[place]] = replace(self.hop(transfer, place), transfer=NONE)
+                self.served.transfer[links[place]] = NONE
 
-    def _hop(self, transfer: int, place: int) -> LinkService:
-        columns = self._pools.transfers
-        route, group = int(columns.route[transfer]), self._pools.instances.group[columns.instance[transfer]]
+    def hop(self, transfer: int, place: int) -> LinkService:
+        """Return the service of a transfer by the link at a position of its route."""
+        columns = self.kernel.pools.transfers
+        route, group = (
+            int(columns.route[transfer]),
+            self.kernel.pools.instances.group[columns.instance[transfer]],
+        )
         return LinkService(
             transfer=transfer,
-            links=self._tables.links_of(route),
+            links=self.tables.links_of(route),
             place=place,
-            start=int(self._served.start[transfer, place]),
-            size=int(self._served.size[transfer, place]),
-            label=int(self._flat.network.label[group]),
-            row=int(self._served.row[transfer, place]),
+            start=int(self.served.start[transfer, place]),
+            size=int(self.served.size[transfer, place]),
+            label=int(self.tables.flat.network.label[group]),
+            row=int(self.served.row[transfer, place]),
         )
 
     def _restart_stopped(self) -> None:
         """Send again what stopped at links whose closure is noticed now."""
-        self._collect_stopped()
-        now = int(self._state.cursor[work.NOW])
+        self.collect()
+        now = int(self.kernel.state.cursor[work.NOW])
         batch = self._batches.pop(now, [])
         if batch:
-            timetables = self.program.link_timetables
+            timetables = self.kernel.program.link_timetables
             dead = down_at(timetables, now)
-            found = new_routes([rest for _, rest in batch], self._closures, timetables, now)
+            found = new_routes([rest for _, rest in batch], self.closures, timetables, now)
             for which, links in found.routes:
                 message, rest = batch[which]
                 back = self._return_route(links, dead)
-                self._start_piece(message, *self._tables.piece(links, rest.remaining.size, back), now)
+                self._start_piece(message, *self.tables.piece(links, rest.remaining.size, back), now)
             # Without any route it waits until the first of the closed links is open again.
             for which in found.waiting:
                 self._keep_until(found.again, now, *batch[which])
-            self._flat = self._tables.flat
-        self._state.cursor[work.RESTARTING] = 2
+        self.kernel.state.cursor[work.RESTARTING] = 2
 
     def _start_piece(self, message: int, route: int, row: int, now: int) -> None:
         """Make a transfer of stopped bytes of a message, and start it on a new route."""
-        if self._pools.counts[pools.FREE_TRANSFER] == NONE:
-            self._pools = with_transfers(self._pools)
-        transfers, network = self._pools.transfers, self._tables.flat.network
-        piece = int(self._pools.counts[pools.FREE_TRANSFER])
-        self._pools.counts[pools.FREE_TRANSFER] = transfers.next[piece]
+        if self.kernel.pools.counts[pools.FREE_TRANSFER] == NONE:
+            self.kernel.pools = with_transfers(self.kernel.pools)
+        transfers, network = self.kernel.pools.transfers, self.tables.flat.network
+        piece = int(self.kernel.pools.counts[pools.FREE_TRANSFER])
+        self.kernel.pools.counts[pools.FREE_TRANSFER] = transfers.next[piece]
         self._restarts += 1
         for column in (
             transfers.instance,
@@ -241,10 +244,10 @@ class StoppingSimulation(CompiledSimulation):
         transfers.begin[piece] = transfers.hop[piece] = network.route_starts[route]
         transfers.end[piece], transfers.ready[piece] = network.route_starts[route + 1], now
         transfers.due[piece] = NONE
-        before = int(network.before[row, network.profile[route]]) if self._fluid is not None else 0
+        before = int(network.before[row, network.profile[route]]) if self.kernel.fluid is not None else 0
         if before:
-            self._push(now + before, work.FLOW, piece, work.FLOW_JOINS)
+            self.push(now + before, work.FLOW, piece, work.FLOW_JOINS)
             return
-        transfers.next[piece] = self._state.cursor[work.JOINING]
-        self._state.cursor[work.JOINING] = piece
-        self._state.cursor[work.ASKING] += 1
+        transfers.next[piece] = self.kernel.state.cursor[work.JOINING]
+        self.kernel.state.cursor[work.JOINING] = piece
+        self.kernel.state.cursor[work.ASKING] += 1

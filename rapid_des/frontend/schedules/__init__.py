@@ -194,8 +194,8 @@ def breadth_first(shape: PipelineShape) -> tuple[Order, ...]:
 def interleaved(shape: PipelineShape) -> tuple[Order, ...]:
     """Return interleaved 1F1B (Narayanan et al. 2021): groups of micro-batches pass chunk by chunk.
 
-    The last group has what is left. Stage s warms
-    up with 2·(stages - s - 1) + (chunks - 1)·group forwards.
+    The last group has what is left. Stage s warms up with 2·(stages - s - 1) + (chunks - 1)·group forwards,
+    also where there is one group: PyTorch (`ScheduleInterleaved1F1B`) and Megatron Core since it has groups.
     """
     stages, micro_batches, chunks, group = shape.stages, shape.micro_batches, shape.chunks, shape.in_group
     forward = [
@@ -205,8 +205,6 @@ def interleaved(shape: PipelineShape) -> tuple[Order, ...]:
         for index in range(min(group, micro_batches - first))
     ]
     backward = [Item("backward", item.micro_batch, chunks - 1 - item.chunk) for item in forward]
-    if micro_batches == stages:
-        return (tuple(forward + backward),) * stages
     warm_up = [2 * (stages - stage - 1) + (chunks - 1) * group for stage in range(stages)]
     return tuple(_alternate(forward, backward, count) for count in warm_up)
 
@@ -220,8 +218,7 @@ def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) 
 def interleaved_bound(shape: PipelineShape) -> int:
     """Return the peak of the first stage: its warm-up and one (Korthikanti et al. 2022, section 4.2.3)."""
     warm_up = 2 * (shape.stages - 1) + (shape.chunks - 1) * shape.in_group
-    most = shape.micro_batches * shape.chunks
-    return most if shape.micro_batches == shape.stages else min(most, warm_up + 1)
+    return min(shape.micro_batches * shape.chunks, warm_up + 1)
 
 
 def interleaved_refusal(shape: PipelineShape) -> str | None:

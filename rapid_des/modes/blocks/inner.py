@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s, digest
+from rapid_des.arrays import Int64s, fingerprint
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
@@ -33,7 +33,7 @@ from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records
 from rapid_des.units import Duration
-from rapid_des.values import fields, replace
+from rapid_des.values import replace
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""
@@ -254,17 +254,10 @@ def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashabl
     contents: dict[int, bytes] = {}
     ranks = []
     for rank, table in zip(traces.ranks, traces.table_numbers(), strict=True):
-        content = contents.get(table) or contents.setdefault(table, _digest(rank.nodes))
+        content = contents.get(table) or contents.setdefault(table, fingerprint(rank.nodes, without=_LABELS))
         ranks.append((rank.rank, content, tuple(traces.groups[name] for name in rank.groups), rank.peers))
     how = (traces.unordered_streams, traces.libraries, traces.exchanges)
     return ("run", tuple(ranks), *how, choice.engine, choice.fold, analytic)
-
-
-def _digest(table: NodeTable) -> bytes:
-    columns = (getattr(table, column) for column in fields(table) if column not in _LABELS)
-    return digest(
-        *(column for column in columns if isinstance(column, np.ndarray)), label=repr(table.streams)
-    )
 
 
 def representatives(

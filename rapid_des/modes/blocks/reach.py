@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Bools, Int64s, digest, distinct
+from rapid_des.arrays import Bools, Int64s, digest, distinct, fingerprint
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
@@ -29,12 +29,13 @@ from rapid_des.program.program import RankBinding, RankProgram
 from rapid_des.program.routes import COMPARED, Reach, all_pairs, compared_pairs, signatures
 from rapid_des.program.services import hop_table
 from rapid_des.program.switch_trees import tree_pairs
-from rapid_des.values import fields, replace
+from rapid_des.values import replace
 
 _Made = TypeVar("_Made")
 BYTES_A_NODE = 200
 """What remembering a program takes, about."""
 _TIMES = frozenset({"duration", "issued"})
+"""Columns that lowering leaves open: how long nodes take, and when a host issues them."""
 Outside: TypeAlias = Sequence[tuple[str, Int64s]]
 """Groups of ranks outside blocks: what each table is of (pp, dp, cp or ep), and a row a group."""
 
@@ -125,13 +126,6 @@ def lowered_on(
     return slowed(in_health(machine, cache, key, make, weight), machine, make)
 
 
-def shape_of(table: NodeTable) -> bytes:
-    """Return what a program follows from besides how long nodes take and a host needs to issue them."""
-    columns = (getattr(table, column) for column in fields(table) if column not in _TIMES)
-    arrays = [column for column in columns if isinstance(column, np.ndarray)]
-    return digest(*arrays, label=repr((table.names, table.streams)))
-
-
 def lower_again(lowered: Lowered, traces: TraceSet, machine: Machine) -> Lowered:
     """Return what `lower` makes of traces that differ from those of a program by durations alone.
 
@@ -214,7 +208,7 @@ def _in_health(
     repeats, weight = how
     groups, ranks = trace.traces.groups, trace.traces.ranks
     shapes = {
-        table: cache.get_or_make(("shape", table), partial(shape_of, table))
+        table: cache.get_or_make(("shape", table), partial(fingerprint, table, without=_TIMES))
         for table in dict.fromkeys(rank.nodes for rank in ranks)
     }
     shape = tuple(

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct
-from rapid_des.engines.compiled.engine import CompiledSimulation
+from rapid_des.engines.compiled.engine import CompiledSimulation, KernelRun
 from rapid_des.errors import TraceError
 from rapid_des.modes.periodicity import Periodicity, PeriodicRange, drop_periods, edge_ends, periodic_ranges
 from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RankProgram, Records, VisitKind
@@ -101,8 +101,8 @@ def _in_step(program: Program) -> bool:
 
 def run_shortened(short: ShortenedProgram, *, progress: Progress | None = None) -> Records | None:
     """Return the records of the whole program by a run of the short one; None if that is not proven."""
-    simulation = CompiledSimulation(short.program, trail=True, progress=progress)
-    simulation.note_hops(on=False)
+    simulation = CompiledSimulation(KernelRun(short.program, trail=True), progress=progress)
+    simulation.kernel.note_hops(on=False)
     places, before = [], 0
     for each in short.ranges:
         places.append(each.shortened(before))
@@ -158,23 +158,23 @@ def _watch(simulation: CompiledSimulation, watched: PeriodicRange, events: int) 
     head = [low + each * ((high - low) // each - back) for back in range(_NOTED + 1)]
     if not _play_to(simulation, low + each, events):
         return None
-    made = simulation.events
+    made = simulation.kernel.events
     if not _play_to(simulation, low + 2 * each, max(1, events // _LOOKS)):
         return None
-    events = max(events, simulation.events - made) // _LOOKS + 1
+    events = max(events, simulation.kernel.events - made) // _LOOKS + 1
     if not _play_to(simulation, head[_NOTED], events):
         return None
-    simulation.note_hops(on=True)
+    simulation.kernel.note_hops(on=True)
     if not _play_to(simulation, head[_WATCHED], events):
         return None
-    start, begin = simulation.records().start, simulation.now
+    start, begin = simulation.records().start, simulation.kernel.now
     period = int(start[head[_WATCHED]] - start[head[_WATCHED + 1]])
     before = _counts(simulation.records())
     simulation.advance(until=begin + period)
     records = simulation.records()
     assert records.trail is not None, "hops are noted"
     trail = LinkTrail(*(getattr(records.trail, column).copy() for column in fields(LinkTrail)))
-    simulation.note_hops(on=False)
+    simulation.kernel.note_hops(on=False)
     counted = tuple(later - earlier for earlier, later in zip(before, _counts(records), strict=True))
     # events at `begin` itself have happened, so what is under way is looked at just after it
     return _View(watched, begin + 1, period, trail, counted)

@@ -149,6 +149,8 @@ class Schedule(Struct, frozen=True, eq=False):
         return len(self.source)
 
 
+PAYLOADS = frozenset({"reduces", "offset", "pieces"})
+"""The fields that say what a transfer carries, on which no time depends."""
 Payload: TypeAlias = tuple[ArrayLike, ArrayLike]
 """The start and end of each transfer's interval in the draft's own (local) order of the blocks."""
 

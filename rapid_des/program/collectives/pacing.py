@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Bools, Int32s, Int64s, digest, ranges, starts_of
+from rapid_des.arrays import Bools, Int32s, Int64s, fingerprint, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.compiling import CompiledKernel
 from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
-from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.schedule import PAYLOADS, Schedule
 from rapid_des.program.collectives.templates import pairs_of
 from rapid_des.program.program import Template
 from rapid_des.program.services import MessageSizes, message_table
@@ -148,7 +148,7 @@ def paced(
     template: Template, schedule: Schedule, cost: LibraryCost, paths: TransferPaths, memory: BoundedCache
 ) -> Template:
     """Return the template of a schedule with the lags of a library, which `memory` keeps."""
-    key = ("lags", cost, paths.meshed, schedule.members, schedule.switches, _fingerprint(schedule, paths))
+    key = ("lags", cost, fingerprint(schedule, without=PAYLOADS), fingerprint(paths))
     start, before, after = memory.get_or_make(
         key,
         lambda: _UncontendedCollective(schedule, cost, paths).lags(cost),
@@ -163,13 +163,6 @@ def paced(
         shape=None,
         ahead=True,
     )
-
-
-def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
-    transfers = schedule.source, schedule.destination, schedule.size
-    awaited = schedule.dependency_starts, schedule.dependencies
-    ways = paths.crossing, paths.occupancy, paths.inter_node, paths.nic, paths.send_order
-    return digest(*transfers, *awaited, *ways)
 
 
 class _DependencyLevel(Struct, frozen=True):

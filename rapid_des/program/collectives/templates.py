@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, Int64s, digest, entries_of, ranges, rows_of, starts_of
+from rapid_des.arrays import Int32s, Int64s, digest, entries_of, fingerprint, ranges, rows_of, starts_of
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.schedule import PAYLOADS, Schedule
 from rapid_des.program.builders import make_template
 from rapid_des.program.program import NONE, Rows, TaskEdges, Template
 from rapid_des.program.services import MessageSizes
@@ -173,8 +173,7 @@ def _cut(schedule: Schedule, segment: int | None) -> _Cut:
 
 def _structure(schedule: Schedule, cut: _Cut) -> bytes:
     """Return a fingerprint of all that a template takes from a schedule but its sizes."""
-    columns = (schedule.source, schedule.destination, schedule.dependency_starts, schedule.dependencies)
-    return digest(*columns, cut.first, label=f"{schedule.members} {schedule.switches}")
+    return digest(cut.first) + fingerprint(schedule, without=PAYLOADS | {"size"})
 
 
 def like_template(
