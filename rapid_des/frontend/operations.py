@@ -469,24 +469,6 @@ def norm_backward(operations: OperatorList, shard: Shard, name: str, after: int)
     return operations.kernel(name, kernel, **counts)
 
 
-def scale_forward(operations: OperatorList, shard: Shard, name: str) -> None:
-    """Append the gain a channel of what a half adds, where the model has one, and keep what it scales."""
-    if shard.model.layer_scale:
-        kernel = shard.vector("scale", shard.norm_tokens, shard.hidden)
-        size = shard.activation_bytes(kernel.rows * kernel.columns)
-        operations.kernel(f"{name}.layer_scale", kernel, saved=size, output=size)
-
-
-def scale_backward(operations: OperatorList, shard: Shard, name: str) -> None:
-    """Append the gradients of those gains, and of what they scale."""
-    if shard.model.layer_scale:
-        rows, columns = shard.norm_tokens, shard.hidden
-        gains = shard.vector("norm_gradient", rows, columns)
-        operations.kernel(f"{name}.layer_scale.gains", gains, parameters=columns)
-        size = shard.activation_bytes(rows * columns)
-        operations.kernel(f"{name}.layer_scale", shard.vector("scale", rows, columns), output=size)
-
-
 def residual_forward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
     """Append dropout and the residual addition; `bias`: the matrix before has one."""
     rows, columns = shard.norm_tokens, shard.hidden
