@@ -45,7 +45,7 @@ FINEST = "finest"
 """The mode of `plan`: flattened where that takes seconds, else hierarchical."""
 AUTO = EngineChoice()
 _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
-"""The numbers of hops, of ranks that differ, and of ranks up to which a flattened run takes seconds."""
+"""The numbers of hops and of ranks up to which a flattened run takes seconds."""
 
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
@@ -151,12 +151,12 @@ def _fitting(
     """Return a job in passes that fit into the GPUs' memory, if it infers, and the memory that it needs."""
     capacity = int(machine.device.spec.hbm.capacity)
     remembered = BoundedCache() if cache is None else cache
+    fitting = job
     if job.spec.inference is not None and not allow_oom:
-        asked_for = job
-        job = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(asked_for, capacity))
-    of_job = ("memory", job, None if allow_oom else capacity)
-    return job, remembered.get_or_make(
-        of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity)
+        fitting = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(job, capacity))
+    key = ("memory", fitting, None if allow_oom else capacity)
+    return fitting, remembered.get_or_make(
+        key, lambda: memory(fitting) if allow_oom else check_memory(fitting, capacity)
     )
 
 

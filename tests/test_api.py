@@ -93,7 +93,8 @@ def test_a_job_is_changed_by_its_own_words():
 
 def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
     machine = rd.load_machine("torus_2d_a100", faults=[rd.parse_fault("link=0-1 bandwidth=0.5")])
-    result = rd.simulate(rd.load_job("llama2_7b_train"), machine)
+    job = rd.load_job("llama2_7b_train", settings={"model.layers": 4})
+    result = rd.simulate(job, machine)
     assert result.step_time.seconds == int(result.step_time) / 1e12
     study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": {"tp": [2, 4]}, "mode": "analytical"}
     done = rd.sweep(study, executor="local")
@@ -105,7 +106,7 @@ def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
         (rd.load_job("llama2_7b_train").replace(tp=4, dp=1), "parallelism: {tp: 4, pp: 2,"),
     ):
         assert holds in shown._repr_html_()
-    slow = rd.simulate(rd.load_job("llama2_7b_train"), rd.load_machine("torus_2d_a100"), mode="analytical")
+    slow = rd.simulate(job, rd.load_machine("torus_2d_a100"), mode="analytical")
     page = rd.difference(slow, result)._repr_html_()
     assert f"<p>step time {slow.step_time} to {result.step_time}: +" in page
     assert "<td>tp</td>" in page and "<td>+" in page and " more</td>" in page

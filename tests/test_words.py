@@ -1,9 +1,7 @@
 """Names, docstrings, comments and messages are plain technical English: no private dialect, no fragments."""
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -34,6 +32,9 @@ NAMES_OF_FORMATS = frozenset({"ways", "floor"})
 """Keys of file formats, which stay."""
 BANNED = re.compile(rf"(?<![\w.])({'|'.join(DIALECT)})(?![\w(])", re.IGNORECASE)
 
+COMMENT = re.compile(r"(?:^|\s)#.*")
+"""A comment, or the end of a text that holds the sign; texts are looked at all the same."""
+
 
 @cache
 def banned(text: str) -> tuple[str, ...]:
@@ -46,9 +47,9 @@ def texts(source: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    for number, line in enumerate(source.splitlines(), 1):
+        if comment := COMMENT.search(line):
+            yield number, comment[0]
 
 
 def names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:

@@ -66,6 +66,7 @@ def unmatched(sends: Halves, receives: Halves) -> tuple[Halves, Halves]:
     )
     if not len(keys):
         return sends, receives
+    # each (source, target, tag) is a number; a key is in order if as many sends as receives have it
     _, key = np.unique(keys, axis=0, return_inverse=True)
     key = key.reshape(-1)
     split = len(sends.source)
@@ -154,7 +155,7 @@ def _paired(mine: Int64s, theirs: Int64s) -> Int64s:
     _, inverse, counts = np.unique(both, axis=0, return_inverse=True, return_counts=True)
     key = inverse.reshape(-1)[: len(mine)]
     matching = np.bincount(key, minlength=len(counts))
-    return np.flatnonzero((2 * matching == counts)[key])
+    return np.flatnonzero((2 * matching == counts)[key])  # half of all rows of a key are mine
 
 
 def check(reference: str | Path, options: ReadOptions | None = None) -> tuple[Finding, ...]:

@@ -54,15 +54,17 @@ def _resolve_field(raw: RawTable, order: Int64s, name: str) -> tuple[Edges, list
         return Edges(values, values), []
     size = len(raw)
     ids = raw.ids.view(np.uint64)[order]
+    # the inverse of `order`: where each node of the file stands among the sorted ids
     position = np.empty(size, np.int64)
     position[order] = np.arange(size)
     node = np.repeat(position, counts)
     slot = np.searchsorted(ids, values.view(np.uint64))
+    # searchsorted says where an id would stand; the id there must be the one that was asked for
     known = slot < size
     known[known] = ids[slot[known]] == values.view(np.uint64)[known]
     itself = known & (slot == node)
     fine = np.flatnonzero(known & ~itself)
-    first = _firsts(node[fine] * size + slot[fine])
+    first = _firsts(node[fine] * size + slot[fine])  # each (node, needed) once, as one number
     rows_left = fine[first]
     rows_left = rows_left[np.argsort(node[rows_left], kind="stable")]
     if len(rows_left) == len(values):
@@ -98,7 +100,7 @@ def with_chains(edges: Edges, stream: Int64s) -> Edges:
     """Return the edges and, for each node, one to the node before it on its stream."""
     by_stream = np.argsort(stream, kind="stable")
     same = stream[by_stream][1:] == stream[by_stream][:-1]
-    later, earlier = by_stream[1:][same], by_stream[:-1][same]
+    later, earlier = by_stream[1:][same], by_stream[:-1][same]  # neighbours on a stream, in file order
     node = np.concatenate([edges.node, later])
     order = np.argsort(node, kind="stable")
     return Edges(node[order], np.concatenate([edges.needs, earlier])[order])

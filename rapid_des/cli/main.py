@@ -248,6 +248,10 @@ class Bar:
         self.title, self._done, self._expected = title, 0, 0
         self._update()
 
+    def about(self, subject: str) -> Callable[[str], None]:
+        """Return what sets the description to a subject and what is done with it."""
+        return lambda what: self.name(f"{subject}: {what}")
+
     def part(self, title: str, number: int, parts: int) -> None:
         """Set the current part and the count of finished parts; 0 parts: number not known yet."""
         self.title, self._done, self._expected = title, number, parts

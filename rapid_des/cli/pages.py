@@ -79,8 +79,8 @@ def run_page(
         TextFile(f"job {job.name}", job.as_yaml()),
         TextFile(f"machine {machine.name}", machine.as_yaml()),
     ]
-    with progress(f"{result.title}: changes that would help"):
-        changes = best_changes(job, machine, result, path, how[0])
+    with progress(f"{result.title}: changes that would help") as bar:
+        changes = best_changes(inputs, result, path, how[0], bar.about(result.title))
         traced = _traced(result, inputs, how)
     structure = explain(price(job, machine, cache=how[1]))
     return run_sections(result, Explained(path, changes, structure, files, traced))

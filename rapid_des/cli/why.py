@@ -50,7 +50,7 @@ def why(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         result = simulate(wanted, loaded, mode=options["mode"], engine=choice, allow_oom=allow)
         path = critical_path(result)
         beside = OffPath(operator_slacks(result, path), tuple(link_queues(result.run)))
-        changes = best_changes(wanted, loaded, result, path, choice)
+        changes = best_changes((wanted, loaded), result, path, choice, bar.about(title))
     plain = path.as_json() | {"mode": result.mode, "changes": [change.as_json() for change in changes]}
     plain |= beside.as_json()
     echo(options["as_json"], plain, why_report(path, changes, list(beside.report()), title))

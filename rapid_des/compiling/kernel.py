@@ -112,8 +112,8 @@ class CompiledKernel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its machine code has been loaded."""
-        return "_code" in self.__dict__
+        """Whether machine code has been loaded, so that a call costs nothing more."""
+        return self.library.is_loaded
 
     @property
     def is_interpreted(self) -> bool:

@@ -37,6 +37,8 @@ class KernelLibrary:
 
     def __init__(self, modules: Iterable[str], sources: Callable[[], Iterable[Path]]) -> None:
         self.modules, self._sources = tuple(modules), sources
+        self.is_loaded = False
+        """Whether machine code has been loaded."""
 
     @cached_property
     def is_interpreted(self) -> bool:
@@ -91,8 +93,11 @@ class KernelLibrary:
     @cached_property
     def _loaded(self) -> Addresses:
         if self.shipped.exists():
-            return Addresses.of_library(self.shipped)
-        return Addresses.of_object(self.object_code())
+            addresses = Addresses.of_library(self.shipped)
+        else:
+            addresses = Addresses.of_object(self.object_code())
+        self.is_loaded = True
+        return addresses
 
     def object_code(self) -> bytes:
         """Return a line with the kernels' names and their object code, from the cache if it is there."""

@@ -123,6 +123,7 @@ class Forest(Struct, frozen=True):
     def predict(self, features: Floats) -> Floats:
         """Return one number for each row of `features`."""
         rows = features.astype(np.float32)
+        # [row, tree] the node at which each row stands in each tree; all go down one level at a time
         nodes = np.repeat(self.roots[None, :], len(rows), axis=0)
         index = np.arange(len(rows))[:, None]
         while True:
@@ -130,6 +131,7 @@ class Forest(Struct, frozen=True):
             inner = feature != LEAF
             if not inner.any():
                 break
+            # leaves have no feature: 0 stands in for it, and they stay where they are
             low = rows[index, np.where(inner, feature, 0)] <= self.threshold[nodes]
             nodes = np.where(inner, np.where(low, self.left[nodes], self.right[nodes]), nodes)
         total: Floats = self.value[nodes].astype(np.float64).sum(axis=1)

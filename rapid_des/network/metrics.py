@@ -164,6 +164,8 @@ def _directed_cut(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> in
     out = np.bincount(source[leaves], bandwidth[leaves], fabric.nodes).astype(np.float64)
     linked = np.zeros(fabric.nodes, bool)
     linked[source[inner]] = linked[destination[inner]] = True
+    # A node between the halves that has no link to another such node stands where the smaller of its two
+    # sums is cut. The others, which depend on each other, need a maximum flow.
     stars = np.minimum(into, out)[~linked].sum()
     total = int(bandwidth[direct].sum(dtype=np.float64)) + int(stars)
     if np.count_nonzero(inner) > _MOST_FLOW_LINKS:
@@ -250,12 +252,13 @@ def _rates(fabric: Fabric, alive: Bools) -> Floats:
 def _least(rates: Floats, gpus: Int64s, stars: Int64s, joined: Int64s, near: Bools) -> float:
     """Return the least that crosses from any row of `near` to the other GPUs."""
     side, other = near.astype(np.float64), (~near).astype(np.float64)
+    # a row is one halving: a product of 0 and 1 with the rates adds up what crosses it
     direct = (side @ rates[np.ix_(gpus, gpus)] * other).sum(1)
     through = np.minimum(side @ rates[np.ix_(gpus, stars)], other @ rates[np.ix_(stars, gpus)].T).sum(1)
     into, out = side @ rates[np.ix_(gpus, joined)], other @ rates[np.ix_(joined, gpus)].T
     inner, least = rates[np.ix_(joined, joined)], np.full(len(near), np.inf)
     for placed in range(1 << len(joined)):
-        here = placed >> np.arange(len(joined)) & 1 == 1
+        here = placed >> np.arange(len(joined)) & 1 == 1  # the switches on the near side
         between = into[:, ~here].sum(1) + out[:, here].sum(1) + inner[np.ix_(here, ~here)].sum()
         least = np.minimum(least, between)
     return float((direct + through + least).min())

@@ -18,13 +18,13 @@ _INTERPRETED = 50_000
 
 
 def latest_times(
-    edges: tuple[Int64s, Int64s, Int64s], moments: int, end: int, *, interpreted: int = _INTERPRETED
+    edges: tuple[Int64s, Int64s, Int64s], moments: int, end: int, *, compiled: bool | None = None
 ) -> tuple[Int64s, Bools]:
     """Return the latest time of each moment in the edges' unit, and whether it is known.
 
     Edges are the moments from which and to which they lead, and their least distances. Moments that nothing
-    follows have time until `end`. On a cycle, and before one, no latest time is known. Up to `interpreted`
-    edges Python walks back; above, compiled code.
+    follows have time until `end`. On a cycle, and before one, no latest time is known. `compiled`: whether
+    compiled code walks back, or Python; None: whoever is faster.
 
     >>> latest_times((np.array([0, 1]), np.array([1, 2]), np.array([3, 5])), 3, 10)[0].tolist()
     [2, 5, 10]
@@ -37,9 +37,11 @@ def latest_times(
     ready[: len(last)] = last
     columns: list[Any] = [starts_by(target[order], moments), origin[order], lag[order]]
     columns += [pending, ready, np.full(moments, end, np.int64)]
-    if len(order) <= interpreted:  # lists are indexed several times faster
+    if compiled is None:
+        compiled = _compiled_walk.is_loaded or len(order) > _INTERPRETED
+    if not compiled:  # lists are indexed several times faster
         columns = [column.tolist() for column in columns]
-    (_walk_back if len(order) <= interpreted else _compiled_walk)(len(last), *columns)
+    (_compiled_walk if compiled else _walk_back)(len(last), *columns)
     return np.array(columns[5], np.int64), np.array(columns[3], np.int64) == 0
 
 

@@ -62,6 +62,7 @@ def _echo(fabric: Fabric, protocol: Protocol, routes: Routes) -> Int64s:
         rate: acknowledgement_time(protocol, [(rate, 0)]) for rate in np.unique(fabric.bandwidth).tolist()
     }
     of_link = np.array([known[rate] for rate in fabric.bandwidth.tolist()], np.int64) + fabric.latency
+    # a route's sum is the difference of two running sums over the links of all routes
     sums = np.concatenate(([0], np.cumsum(of_link[routes.links])))
     times: Int64s = np.maximum(sums[routes.starts[1:]] - sums[routes.starts[:-1]], 1)
     return times
@@ -110,6 +111,7 @@ def _line_rates(fabric: Fabric, routes: Routes, marking: Bools) -> tuple[Int64s,
     crosses = np.flatnonzero(lengths)
     injection[crosses] = fabric.bandwidth[routes.links[starts[crosses]]]
     slowest = injection.copy()
+    # all routes advance link by link at once, until each has passed its first link that marks
     for place in range(int(lengths.max(initial=0))):
         here = np.flatnonzero(~passed & (lengths > place))
         links = routes.links[starts[here] + place]

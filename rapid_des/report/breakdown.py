@@ -19,6 +19,7 @@ from rapid_des.frontend.trace import PricedOperator, Segment
 from rapid_des.program.program import NONE, Records
 
 if TYPE_CHECKING:
+    from rapid_des.frontend.blocks import JobBlocks
     from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
@@ -246,7 +247,7 @@ def with_inside(
     kind, stage = done.kinds[rank.position], done.trace.stage_of_rank[rank.position]
     finish = rank.times.finish
     hidden = 0
-    for segment, key, count in block_uses(done, stage):
+    for segment, key, count in block_uses(done.blocks, stage, done.trace.segments[stage]):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
             times = done.times[kind, key]
             tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
@@ -308,13 +309,15 @@ def uses_of(done: BlockRun, rank: RankRun) -> Counter[PieceKey]:
     return counts
 
 
-def block_uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
-    """Yield each block of every segment of a stage, and how often it is in it."""
+def block_uses(
+    blocks: JobBlocks, stage: int, segments: Iterable[Segment]
+) -> Iterator[tuple[Segment, PieceKey, int]]:
+    """Yield each block of segments of a stage, and how often it is in them."""
     known: dict[tuple[str, int, int], Counter[PieceKey]] = {}
-    for segment in done.trace.segments[stage]:
+    for segment in segments:
         kind = segment.name, segment.chunk, segment.step
         if kind not in known:
-            known[kind] = done.blocks.uses(stage, segment)
+            known[kind] = blocks.uses(stage, segment)
         for key, count in known[kind].items():
             yield segment, key, count
 

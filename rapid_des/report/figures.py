@@ -7,8 +7,8 @@ Energy is modelled, and for comparisons. What a machine file does not state (`en
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
@@ -19,7 +19,6 @@ from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
 from rapid_des.frontend.parts import ModelSection, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
-from rapid_des.frontend.trace import FinishedProgram
 from rapid_des.machine import Machine
 from rapid_des.program.lowering import Lowered, rank_times
 from rapid_des.program.program import Records
@@ -28,6 +27,9 @@ from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
 from rapid_des.report.network_energy import NetworkEnergy, network_energy
 from rapid_des.report.tables import joules_text
 from rapid_des.units import Duration, FlopRate, seconds
+
+if TYPE_CHECKING:
+    from rapid_des.modes.blocks.inner import BlockRun
 
 _PJ = 10**12
 _AROUND = "links", "NICs", "switches", "hosts"
@@ -319,12 +321,12 @@ def energy_figures(
     device: Device,
     machine: Machine,
     step_time: int,
-    whole: Callable[[], Sequence[FinishedProgram]] | None = None,
+    blocks: BlockRun | None = None,
 ) -> EnergyFigures | None:
     """Return the energy of a job that takes `step_time` picoseconds.
 
-    `whole` returns the programs of whole ranks where the trace holds others. None where the device file lacks
-    `energy`, one of its dtypes or `idle_power`, or where what prices operators does not count their bytes.
+    `blocks` is the run where the trace is the graph around blocks. None where the device file lacks `energy`,
+    one of its dtypes or `idle_power`, or where what prices operators does not count their bytes.
     """
     job, spec = trace.job, device.spec
     if spec.idle_power is None or spec.energy is None:
@@ -343,7 +345,7 @@ def energy_figures(
         tokens=trace.tokens,
         limit_w=None if spec.power is None else spec.power.watts,
         constants=spec.energy,
-        network=network_energy(trace, whole, machine, duration) if _stated(machine) else None,
+        network=network_energy(trace, blocks, machine, duration) if _stated(machine) else None,
     )
 
 

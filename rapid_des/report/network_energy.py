@@ -8,7 +8,8 @@ algorithms by dimensions move fewer over outer ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -17,11 +18,16 @@ from rapid_des.arrays import Floats, Int64s
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.frontend import Job, JobTrace
 from rapid_des.frontend.inference import decode_weights
+from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.routing import place_of_ranks
 from rapid_des.frontend.trace import FinishedProgram, counterparts
 from rapid_des.machine import Machine
 from rapid_des.network.dimensions import LinkEnergy
+from rapid_des.report.breakdown import block_uses
 from rapid_des.values import replace
+
+if TYPE_CHECKING:
+    from rapid_des.modes.blocks.inner import BlockRun
 
 _PJ = 10**12
 _MOST_PAIRS = 1 << 16
@@ -78,18 +84,18 @@ class NetworkEnergy(Struct, frozen=True):
 
 def network_energy(
     trace: JobTrace,
-    whole: Callable[[], Sequence[FinishedProgram]] | None,
+    blocks: BlockRun | None,
     machine: Machine,
     duration_s: float,
 ) -> NetworkEnergy:
     """Return what a job's messages take, and its GPUs' share of what is on all the time.
 
-    `whole` writes the programs of the job's ranks; None: they are those of the trace.
+    `blocks` is the run where the trace is the graph around blocks.
     """
     stated = [getattr(dimension, "energy", None) for dimension in machine.spec.fabric]
     crossed = np.zeros(len(stated))
     if any(stated):
-        crossed = _crossed(trace, trace.programs if whole is None else whole(), machine)
+        crossed = _crossed(trace, blocks, machine)
     return _energy(machine, duration_s * trace.job.gpus, [8 * bits for bits in crossed.tolist()])
 
 
@@ -161,11 +167,12 @@ def _idle_watts(machine: Machine, number: int, energy: LinkEnergy) -> float:
     return drawn + capacity * energy.idle_pj_per_bit / _PJ
 
 
-def _crossed(trace: JobTrace, programs: Sequence[FinishedProgram], machine: Machine) -> Floats:
+def _crossed(trace: JobTrace, blocks: BlockRun | None, machine: Machine) -> Floats:
     """Return the bytes times the links that they cross, by dimension."""
     of_links, gpus = _dimension_of_links(machine), np.array(trace.gpu_of_rank or range(trace.job.gpus))
     total = np.zeros(1 + len(machine.spec.fabric))  # the first entry takes what is between GPUs and NICs
-    for pairs, sizes in _sent(trace.job, programs):
+    talks = _talks(trace) if blocks is None else _talks_of_blocks(blocks)
+    for pairs, sizes in _sent(trace.job, talks):
         apart = np.flatnonzero((pairs[:, 0] != pairs[:, 1]) & (sizes > 0))
         if len(apart):
             routes = machine.router.routes(gpus[pairs[apart]])
@@ -174,13 +181,45 @@ def _crossed(trace: JobTrace, programs: Sequence[FinishedProgram], machine: Mach
     return total[1:]
 
 
-def _sent(job: Job, programs: Sequence[FinishedProgram]) -> Iterator[tuple[Int64s, Floats]]:
+class _Talk(NamedTuple):
+    """A program, or a part of one, whose messages ranks send."""
+
+    ranks: Int64s
+    program: FinishedProgram
+    weight: Floats
+    """How often each row counts."""
+
+
+def _talks(trace: JobTrace) -> Iterator[_Talk]:
+    """Yield the programs of whole ranks."""
+    for ranks, program in zip(_ranks_of(trace.job, len(trace.programs)), trace.programs, strict=True):
+        yield _Talk(ranks, program, _weights(trace.job, program))
+
+
+def _talks_of_blocks(done: BlockRun) -> Iterator[_Talk]:
+    """Yield the graph around blocks, then each block as often as a stage runs it."""
+    job, blocks, outer = done.blocks.job, done.blocks.blocks, done.outer_programs()
+    places = len(done.blocks.priced.places)
+    for number, ranks in enumerate(_ranks_of(job, places * job.stages)):
+        place, stage = divmod(number, job.stages)
+        program = outer[stage]
+        weight = _weights(job, program)
+        yield _Talk(ranks, program, weight)
+        times: dict[PieceKey, float] = {}
+        for segment, key, count in block_uses(done.blocks, stage, program.segments):
+            times[key] = times.get(key, 0.0) + count * float(weight[segment.start])
+        for key, often in times.items():
+            of_places = blocks[key].programs
+            inside = of_places[place if len(of_places) > 1 else 0]
+            yield _Talk(ranks, inside, np.full(len(inside.table), often))
+
+
+def _sent(job: Job, talks: Iterable[_Talk]) -> Iterator[tuple[Int64s, Floats]]:
     """Yield pairs of ranks, and the bytes that the first of each sends to the second."""
-    ranks_of = _ranks_of(job, len(programs))
     rounds: dict[str, Floats] = {}
     exchanged: dict[str, Floats] = {}
-    for number, program in enumerate(programs):
-        table, weight, ranks = program.table, _weights(job, program), ranks_of[number]
+    for ranks, program, weight in talks:
+        table = program.table
         for slot, peer in enumerate(program.peers):
             sends = (table.kind == NodeKind.SEND) & (table.peer == slot)
             size = float((table.size * weight)[sends].sum())

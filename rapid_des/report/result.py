@@ -397,9 +397,8 @@ def _of_job(
     figures, notes = None, result.notes
     if memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)
-        step, blocks = int(result.step_time), result.blocks
-        whole = None if blocks is None else blocks.programs
-        energy = energy_figures(trace, device, run.machine, step, whole)
+        step = int(result.step_time)
+        energy = energy_figures(trace, device, run.machine, step, result.blocks)
         figures = job_figures(trace, device, step, memory=memory, requests=requests, energy=energy)
         notes = (*notes, *(figures.energy.notes if figures.energy else ()))
     models = {row.name: row.model for row in trace.operators}

@@ -28,6 +28,16 @@ class SimulatedChange(Protocol):
         ...
 
     @property
+    def before(self) -> Duration:
+        """The step time without it, in the mode that simulated it."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """The mode that simulated it, where that is not the run's own; else empty."""
+        ...
+
+    @property
     def bound(self) -> str:
         """The largest part of the changed step; empty where it is not known."""
         ...
@@ -55,15 +65,24 @@ def why_report(
         {
             "what": change.what,
             "step_time": str(change.step_time),
-            "change": change_text(change.step_time, path.step_time),
+            "change": change_text(change.step_time, change.before),
             "then": f"then {change.bound} is the largest part" if change.bound else "",
         }
         for change in changes
     ]
     named = columns(what="", step_time="", change="", then="")
-    yield Table("what would help the most, each simulated", named, rows)
+    yield Table(f"what would help the most, {simulated_text(changes, path.step_time)}", named, rows)
     if not changes:
         yield "no single change of the machine or the job shortens this step"
+
+
+def simulated_text(changes: Sequence[SimulatedChange], step_time: int) -> str:
+    """Return how changes were simulated, and how far a cheaper mode is from the step."""
+    cheaper = next((change for change in changes if change.mode), None)
+    if cheaper is None:
+        return "each simulated"
+    away = change_text(cheaper.before, step_time)
+    return f"each simulated in mode {cheaper.mode}, where the step takes {cheaper.before} ({away})"
 
 
 def cause_name(cause: str, path: CriticalPath) -> str:

@@ -101,6 +101,8 @@ class Diurnal(_Rated, frozen=True, tag_field="kind", tag="diurnal"):
         rate, period = self.rate.per_second, self.period / PS_PER_S
         wanted = np.cumsum(random.exponential(1.0, count))
         omega = 2 * np.pi / period
+        # The integral has no inverse in closed form. It is at least rate · time and at most
+        # rate · (1 + swing) · time, which bounds each time; 60 halvings reach double precision.
         low, high = (wanted / (rate * (1 + self.swing)), wanted / rate + period)
         for _ in range(60):
             middle = (low + high) / 2
@@ -163,7 +165,7 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
 
     def lengths(self, count: int, random: Generator) -> Int64s:
         """Return this many lengths."""
-        variance = np.log1p(self.cv**2)
+        variance = np.log1p(self.cv**2)  # of the logarithm; its mean follows from that of the lengths
         drawn = np.ceil(random.lognormal(np.log(self.mean) - variance / 2, variance**0.5, count))
         return np.clip(drawn, 1, self.most or 10**7).astype(np.int64)
 

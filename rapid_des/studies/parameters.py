@@ -11,7 +11,7 @@ peaks and bandwidths. Tiles, counts and switches are choices, which cannot be ch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +169,17 @@ class ParameterScaler:
     def all_faster(self, every: Sequence[Parameter]) -> Settings:
         """Return the settings with rates and clocks `SCALE` times as high, and times as short."""
         factors = {"rate": SCALE, "clock": SCALE, "time": 1 / SCALE}
+        return self.together((one, factors[one.kind]) for one in every if one.kind in factors)
+
+    def together(self, moves: Iterable[tuple[Parameter, float]]) -> Settings:
+        """Return the settings that multiply each parameter by its factor, all at once."""
         changed: dict[str, dict[str, float]] = {}
         settings: Settings = ()
-        for parameter in every:
-            if parameter.kind in factors and parameter.file:
-                changed.setdefault(parameter.file, {}).update(
-                    dict.fromkeys(parameter.keys, factors[parameter.kind])
-                )
-            elif parameter.kind in factors:
-                settings += self.settings(parameter, factors[parameter.kind])
+        for parameter, factor in moves:
+            if parameter.file:
+                changed.setdefault(parameter.file, {}).update(dict.fromkeys(parameter.keys, factor))
+            else:
+                settings += self.settings(parameter, factor)
         return (*settings, *(one for file, keys in changed.items() for one in self._copy(file, keys)))
 
     def _copy(self, file: str, factors: Mapping[str, float]) -> Settings:

@@ -41,9 +41,10 @@ from rapid_des.values import replace
 
 OnProgress = Callable[[str, int, int], None]
 _ROUNDED, _BESIDE = 1e-5, 0.0025
+"""The shares of `margin`: by rounding alone, and where messages slow the kernels beside them."""
 _RANKS, _TWICE = 1024, 2
-"""The ranks of all simulations by closed forms, and these for each row, up to which all rows are made
-certain."""
+"""All rows are made certain while simulations by closed forms have fewer ranks than `_RANKS` in all, or are
+fewer than `_TWICE` for each row."""
 
 
 class _TooLarge(Struct, frozen=True):

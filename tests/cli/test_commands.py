@@ -82,7 +82,7 @@ def test_a_mistyped_command_is_answered_with_those_that_are_near_or_there():
         (f"trace stats {TRACE}", "total"),
         (f"replay {TRACE} --on dgx_a100", "ranks"),
         ("run llama2_7b_train --on dgx_a100 --mode analytical", "step_time_s"),
-        ("run llama2_7b_train --on dgx_a100 --compare-modes", "analytical"),
+        ("run llama2_7b_train --on dgx_a100 --set job.model.layers=4 --compare-modes", "analytical"),
         ("device show a100_sxm_80gb", "sms"),
         ("operator gemm 1024 1024 1024 --device a100_sxm_80gb", ""),
     ],

@@ -139,6 +139,7 @@ def test_a_run_and_a_replay_name_what_a_random_fault_drew_too():
 
 def test_faults_that_speed_a_job_up_say_how_they_can():
     subject = ["llama2_7b_train", "--on", "king_mesh_a100", "--set", "job.training.global_batch=8"]
+    subject += ["--set", "job.model.layers=4"]
     # rings that were replanned around three dead links overlap less than the rings of the whole mesh
     faults = "random=links count=3 seed=4 down=true policy=replan"
     found = printed("faults", "run", *subject, "--fault", faults)

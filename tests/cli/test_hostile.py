@@ -26,7 +26,7 @@ from tests.cli.shell import call, refused
 from validation.hostile.campaign import Outcome, inputs, run
 from validation.hostile.samples import samples, written
 
-SECONDS = 5
+SECONDS = 2
 """Processor seconds that all kinds together may take; seeds 0, 1, 2, … of each kind until they are spent."""
 MOST_SEEDS = 40
 

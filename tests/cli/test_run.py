@@ -53,7 +53,8 @@ def test_every_preset_model_runs(name):
 @pytest.mark.parametrize("job", ["llama2_7b_train", "llama2_7b_inference"])
 @pytest.mark.parametrize("machine", A100_MACHINES)
 def test_llama_2_7b_runs_on_every_a100_machine(machine, job):
-    answer = call("run", job, "--on", machine, "--set", "job.model.layers=4", "--json")
+    batch = "training.global_batch=16" if job.endswith("train") else "inference.output_length=4"
+    answer = call("run", job, "--on", machine, "--set=job.model.layers=2", f"--set=job.{batch}", "--json")
     gpus = rd.load_machine(machine).fabric.gpus
     if gpus < 8 and job == "llama2_7b_train":
         assert f"= 8 GPUs, the machine has {gpus}" in answer.err
@@ -83,7 +84,8 @@ def test_the_text_of_a_training_step_says_where_the_time_goes():
 @pytest.mark.parametrize("job", ["llama2_7b_train", "llama2_7b_inference"])
 def test_written_traces_replay_to_the_same_picosecond(tmp_path, job):
     on = ("--on", "dgx_a100", "--json")
-    settings = ["--set=job.inference.output_length=8"] if job.endswith("inference") else []
+    settings = ["--set=job.model.layers=4"]
+    settings += ["--set=job.inference.output_length=8"] if job.endswith("inference") else []
     prefix = call("trace", "write", job, *on, "-o", tmp_path, *settings).json["prefix"]
     replayed, run = call("replay", prefix, *on).json, call("run", job, *on, *settings).json
     assert replayed["step_time_ps"] == run["step_time_ps"]
@@ -112,6 +114,7 @@ def test_hash_seed_and_repetition_change_no_digit():
             "llama2_7b_train",
             "--on",
             "torus_2d_a100",
+            "--set=job.model.layers=4",
             "--json",
         ]
         done = subprocess.run(

@@ -233,7 +233,7 @@ USED_BY = {"linear1/fwd": "gemm/fp16", "linear1/bwd": "gemm/fp16", "gelu/fwd": "
 PARTS = {"bmm/fwd", "baddbmm/fwd", "ScaledUpperTriangMaskedSoftmax/fwd"}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.dictionaries(st.sampled_from(MODULES), st.sampled_from([1, 11, 12, 20]), min_size=1))
 def test_every_sample_of_modules_is_used_or_named_with_its_reason(counts):
     # 1,200 rows of bmm were dropped in silence, as no other part of unfused attention stood beside them.

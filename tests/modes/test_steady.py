@@ -86,6 +86,8 @@ def facts(result):
 def test_a_step_without_what_repeats_is_the_whole_step(tmp_path, schedule, chunks):
     proven = 0
     for seed in range(4):
+        if proven and seed > 1:
+            break
         draw = random.Random(f"{schedule} {chunks} {seed}")
         job = job_of(tmp_path, draw, schedule, chunks=chunks)
         machine = load_machine(draw.choice(["dgx_a100_x4", "torus2d_ring_a100_64"]))

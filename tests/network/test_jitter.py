@@ -13,7 +13,7 @@ from rapid_des.network.jitter import GpuSpeed, Jitter, Slow, drawn_speeds
 from rapid_des.simulation import simulate
 
 SLOW = {"jitter.seed": 3, "jitter.gpu_speed": {"slow": {"share": 0.3, "speed": 0.9, "of": "gpus"}}}
-HALVES = {"training.global_batch": 8, "training.micro_batch": 1}
+HALVES = {"training.global_batch": 8, "training.micro_batch": 1, "model.layers": 4}
 
 
 def clocks(stated, gpus=4000, node=None):

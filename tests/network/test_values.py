@@ -166,7 +166,8 @@ def calls_under(folder, action):
 @pytest.mark.parametrize("mode", ["flattened", "hierarchical", "analytical"])
 def test_nothing_of_faults_runs_where_there_are_none(mode):
     def run():
-        simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode=mode)
+        job = load_job("llama2_7b_inference", settings={"model.layers": 2, "inference.output_length": 4})
+        simulate(job, load_machine("dgx_a100"), mode=mode)
 
     assert calls_under("rapid_des/network/faults", run) == set()
     assert "parse_fault" in calls_under("rapid_des/network/faults", lambda: parse_fault("gpu=3 compute=0.8"))

@@ -87,10 +87,15 @@ def test_shapes_get_the_algorithm_that_fits_them(preset, links, algorithm):
 
 
 @pytest.mark.parametrize(
-    ("preset", "size"),
-    [("torus_2d_a100", [4, 4]), ("mesh_2d_a100", [4, 4]), ("hgx_a100_x4", 4), ("hgx_a100_clos_16", 16)],
+    ("preset", "size", "operation"),
+    [
+        ("torus_2d_a100", [4, 4], "all_reduce"),
+        ("mesh_2d_a100", [3, 4], "all_reduce"),
+        ("mesh_2d_a100", [4, 4], "all_to_all"),
+        ("hgx_a100_x4", 4, "all_reduce"),
+        ("hgx_a100_clos_16", 16, "all_to_all"),
+    ],
 )
-@pytest.mark.parametrize("operation", ["all_reduce", "all_to_all"])
 def test_what_is_chosen_is_among_the_fastest(preset, size, operation):
     where = load_machine(preset, settings=[("collectives", "{default: auto}"), ("fabric.0.size", str(size))])
     for sent in (2**13, 2**24):

@@ -90,7 +90,7 @@ def test_rings_and_messages_take_their_closed_form(shape, switching):
     """Where no link has two messages at a time, nothing waits: both are equal, but for rounding of rates."""
     rate = {"bandwidth": "10 GB/s", "latency": "2 us"}
     fabric = machine(dimension(shape, 5, **rate), switching=switching)
-    for size in (1000, 2**16 + 1, 2**20):
+    for size in (1000, 2**20 + 1):
         for kind in (C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER):
             priced, simulated = both(one_collective(range(5), kind, size, stream="dp"), fabric)
             assert priced == pytest.approx(simulated, rel=1e-6)

@@ -8,11 +8,12 @@ import pytest
 import rapid_des as rd
 from rapid_des.studies.difference import difference
 
+SHORT = {"model.layers": 4, "inference.output_length": 20}
 CASES = [
-    ("llama2_7b_train", "dgx_a100", "flattened", {}),
-    ("llama2_7b_train", "dgx_a100", "hierarchical", {}),
-    ("llama2_7b_inference", "dgx_a100", "flattened", {}),
-    ("llama2_7b_inference", "dgx_a100", "hierarchical", {}),
+    ("llama2_7b_train", "dgx_a100", "flattened", {"model.layers": 4}),
+    ("llama2_7b_train", "dgx_a100", "hierarchical", {"model.layers": 4}),
+    ("llama2_7b_inference", "dgx_a100", "flattened", SHORT),
+    ("llama2_7b_inference", "dgx_a100", "hierarchical", SHORT),
     ("llama3_1_70b_train_64", "dgx_h100_x8", "hierarchical", {"training.global_batch": 256}),  # with repeats
 ]
 

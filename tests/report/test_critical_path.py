@@ -20,6 +20,8 @@ from rapid_des.report.critical_path import critical_path
 from rapid_des.report.critical_path.off_path import OffPath, link_queues, operator_slacks
 from rapid_des.report.critical_path.slack import slack_of
 from rapid_des.report.critical_path.walk import Chain, StepKind
+from rapid_des.report.tables import Table
+from rapid_des.report.why_text import why_report
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.changes import best_changes
 from rapid_des.values import replace
@@ -27,7 +29,11 @@ from tests.engines.random_programs import machines, programs, traces
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
 
-FEW = settings(max_examples=8, deadline=None)
+DRAWS = settings().max_examples
+FEW = settings(
+    max_examples=8 if settings.get_profile("default").max_examples == DRAWS else DRAWS, deadline=None
+)
+"""`python -m validation.critical_path` draws more."""
 ONE = EngineChoice("simpy")
 
 
@@ -106,7 +112,7 @@ def test_latest_times_are_equal_in_python_and_in_compiled_code(rows):
     """Edges may close cycles: what no walk from the end reaches is not known."""
     source, target, lag = np.array(rows, np.int64).reshape(-1, 3).T
     edges = source, target, lag
-    slow, fast = latest_times(edges, 10, 100), latest_times(edges, 10, 100, interpreted=0)
+    slow, fast = (latest_times(edges, 10, 100, compiled=compiled) for compiled in (False, True))
     assert slow[1].tolist() == fast[1].tolist()
     assert slow[0].tolist() == fast[0].tolist()
 
@@ -216,10 +222,18 @@ def test_free_messages_take_no_link_and_no_longer(data):
     assert (after.finish != NONE).all()
 
 
-def test_the_best_changes_are_simulated_and_the_largest_saving_comes_first():
+@pytest.fixture(scope="module")
+def small():
+    """Two layers of Llama 2 7B by closed forms, and the critical path."""
     job, where = load_job("llama2_7b_train", settings=[("model.layers", "2")]), load_machine("dgx_a100")
     result = simulate(job, where, mode="analytical")
-    changes = best_changes(job, where, result, critical_path(result), ONE)
+    return job, where, result, critical_path(result)
+
+
+def test_the_best_changes_are_simulated_and_the_largest_saving_comes_first(small):
+    job, where, result, path = small
+    told: list[str] = []
+    changes = best_changes((job, where), result, path, ONE, told.append)
     steps = [change.step_time for change in changes]
     assert steps == sorted(steps)
     assert steps[-1] < result.step_time
@@ -227,3 +241,19 @@ def test_the_best_changes_are_simulated_and_the_largest_saving_comes_first():
     again = simulate(job, faster, mode="analytical")
     assert changes[0].what == "tensor cores twice as fast"
     assert abs(changes[0].step_time - again.step_time) <= again.step_time // 100
+    assert (changes[0].before, changes[0].mode) == (result.step_time, "")
+    # Of nine candidates those that can not be among the best three are left out.
+    assert {change.what for change in changes} < {*told}
+    assert len(told) < 9
+
+
+def test_changes_of_a_long_run_are_simulated_by_closed_forms_beside_its_step_by_them(small, monkeypatch):
+    job, where, by_forms, _ = small
+    monkeypatch.setattr("rapid_des.studies.changes.MOST_HOPS", 0)
+    result = simulate(job, where)
+    change = best_changes((job, where), result, critical_path(result), ONE)[0]
+    assert (change.mode, change.before) == ("analytical", by_forms.step_time)
+    assert change.step_time < change.before
+    said = [*why_report(critical_path(result), [change], [], "a job")][-1]
+    assert isinstance(said, Table)
+    assert f"in mode analytical, where the step takes {by_forms.step_time}" in said.title

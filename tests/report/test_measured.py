@@ -108,12 +108,12 @@ def test_a_run_on_a_device_that_nobody_measured_says_so():
 def test_every_report_says_of_which_devices_there_are_no_measurements(tmp_path):
     word = "not validated: there are no measurements of A100-SXM4-80GB as stated here"
     other = ["--set", "device.hbm.bandwidth=2.1TB/s"]
-    asked = ["llama2_7b_train", "--on", "dgx_a100"]
+    asked = ["llama2_7b_train", "--on", "dgx_a100", "--set", "job.model.layers=4"]
     few = ["--vary", "tp=1", "--vary", "pp=1", "--vary", "cp=1", "--vary", "micro_batch=2", "--workers", "1"]
     fault = ["--fault", "link=gpu0-switch0 bandwidth=0.5"]
     axes = {"tp": [2], "dp": [4], "pp": [1]}
     study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "mode": "analytical"}
-    study["set"] = {"device.hbm.bandwidth": "2.1 TB/s", "job.training.schedule": "1f1b"}
+    study["set"] = {"device.hbm.bandwidth": "2.1 TB/s", "job.model.layers": 4}
     path = tmp_path / "study.yaml"
     path.write_text(json.dumps(study))
     for words in (

@@ -98,7 +98,8 @@ def test_a_result_compares_itself_with_another(result):
 
 
 def test_the_residuals_that_ship_are_those_of_calibration_cases():
-    topics = [topic for topic in all_topics(open_folder(None), ["operators/norm"])]
+    every = all_topics(open_folder(None), ["operators/norm"])
+    topics = [topic for topic in every if topic.name.startswith("operators/norm/H100")]
     fitted = kernels(topics)["vector"]
     shipped = residuals()["kernels"]["vector"]
     for device, errors in fitted.items():

@@ -39,6 +39,10 @@ def changed(path, value):
     return tree
 
 
+CACHE = BoundedCache()
+"""The step, which is simulated once."""
+
+
 @pytest.fixture(scope="module")
 def where():
     return load_job("llama2_7b_train"), load_machine("dgx_a100")
@@ -46,7 +50,7 @@ def where():
 
 def run(where, file=FILE, **options):
     job, machine = where
-    asked: dict[str, Any] = {"days": 30, "replications": 20, "mode": "analytical"}
+    asked: dict[str, Any] = {"days": 30, "replications": 20, "mode": "analytical", "cache": CACHE}
     return goodput(job, machine, file, **asked | options)
 
 

@@ -4,7 +4,7 @@ from math import sqrt
 
 import pytest
 
-from rapid_des import goodput
+from rapid_des import BoundedCache, goodput
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -15,6 +15,8 @@ from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel,
 from rapid_des.runs.times import parse_time
 from rapid_des.runs.treatment import NOTHING, RunPlan, Treatment
 
+CACHE = BoundedCache()
+"""The step, which is simulated once."""
 S = 10**12
 """A second in picoseconds."""
 LEVELS = tuple(
@@ -101,7 +103,7 @@ def test_copies_to_peers_cost_what_the_fabric_says(where):
 
 def test_each_level_has_the_best_interval_for_the_failures_that_load_it(where):
     job, machine = where
-    result = goodput(job, machine, FILE, days=5, replications=2, mode="analytical")
+    result = goodput(job, machine, FILE, days=5, replications=2, mode="analytical", cache=CACHE)
     host, peer, storage = result.plan.course.levels
     assert (host.survives, peer.survives, storage.survives) == (PROCESSES, NODE, EVERYTHING)
     for level, rate in ((host, 1 / 100), (peer, 16 / 2000)):  # failures an hour
@@ -130,5 +132,5 @@ def test_levels_that_lack_something_are_refused(where, near, said):
     tree = FILE | {"checkpoint": {"interval": "1 h", "storage": "1 GB/s", "nearer": [near]}}
     job, machine = where
     with pytest.raises(ConfigError) as refusal:
-        goodput(job, machine, tree, days=5, replications=1, mode="analytical")
+        goodput(job, machine, tree, days=5, replications=1, mode="analytical", cache=CACHE)
     assert said in str(refusal.value)

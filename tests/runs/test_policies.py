@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rapid_des import goodput, simulate
+from rapid_des import BoundedCache, goodput, simulate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -19,6 +19,8 @@ from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
 from rapid_des.runs.times import parse_time
 from rapid_des.runs.treatment import NOTHING, RunPlan, Treatment
 
+CACHE = BoundedCache()
+"""The step, which is simulated once."""
 S = 10**12
 """A second in picoseconds."""
 
@@ -123,7 +125,14 @@ def test_units_without_whole_nodes_are_refused(spares, said):
     tree: dict[str, Any] = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s"}
     tree |= {"spares": spares, "domains": {"half": 4}}
     with pytest.raises(ConfigError) as refusal:
-        goodput(load_job("llama2_7b_train"), load_machine("dgx_a100"), tree, days=1, mode="analytical")
+        goodput(
+            load_job("llama2_7b_train"),
+            load_machine("dgx_a100"),
+            tree,
+            days=1,
+            mode="analytical",
+            cache=CACHE,
+        )
     assert said in str(refusal.value)
 
 
@@ -194,7 +203,7 @@ def test_policies_that_need_what_the_job_has_not_are_refused(settings, policy, s
     tree |= {"batch": "smaller"} if policy == "restart" else {}
     job, machine = load_job("llama2_7b_train", settings=settings), load_machine("dgx_a100_x2")
     with pytest.raises(ConfigError) as refusal:
-        goodput(job, machine, tree, days=1, replications=1, mode="analytical")
+        goodput(job, machine, tree, days=1, replications=1, mode="analytical", cache=CACHE)
     assert said in str(refusal.value)
 
 
@@ -208,10 +217,12 @@ SHRINKING = {
 def test_a_job_shrinks_by_the_replicas_of_a_node_at_simulated_steps(where):
     tree = SHRINKING
     job = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 2})
-    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical")
+    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical", cache=CACHE)
     times = result.replications[0].times
     assert times["fewer_replicas"] > 4 * 3600 * S
-    waits = goodput(job, where[1], tree | {"policy": "restart"}, days=1, replications=1, mode="analytical")
+    waits = goodput(
+        job, where[1], tree | {"policy": "restart"}, days=1, replications=1, mode="analytical", cache=CACHE
+    )
     assert waits.replications[0].times["spare_wait"] == 10 * 3600 * S
     assert result.goodputs > waits.goodputs
 
@@ -220,7 +231,7 @@ def test_tokens_are_counted_where_the_batch_is_smaller(where):
     # one of two replicas is out for ten hours of a day
     job = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 2})
     tree = SHRINKING | {"batch": "smaller"}
-    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical")
+    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical", cache=CACHE)
     run, healthy = result.replications[0], result.step_time
     # the step of one replica reduces no gradients: it is shorter than that of both
     alone = simulate(with_fewer_replicas(job, 1, smaller=True), where[1], mode="analytical").step_time
@@ -229,6 +240,8 @@ def test_tokens_are_counted_where_the_batch_is_smaller(where):
     assert result.figures["tokens_per_day"].mean == pytest.approx(result.tokens[0], rel=1e-9)
     in_steps = result.goodputs[0] * 24 * 3600 * S / healthy
     assert in_steps == pytest.approx(result.tokens[0] / job.tokens, abs=1)
-    asked = goodput(job, where[1], tree, tokens=result.tokens[0], replications=1, mode="analytical")
+    asked = goodput(
+        job, where[1], tree, tokens=result.tokens[0], replications=1, mode="analytical", cache=CACHE
+    )
     assert asked.replications[0].wall == pytest.approx(run.wall, rel=0.001)
     assert result.tokens[0] <= asked.tokens[0] < result.tokens[0] + job.tokens

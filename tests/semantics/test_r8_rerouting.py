@@ -191,8 +191,10 @@ def test_a_cut_for_ever_is_found_though_other_links_come_back():
 
 
 @pytest.mark.parametrize("switching", EVERY)
-@pytest.mark.parametrize("policy", ["reroute", "replan"])
-@pytest.mark.parametrize("hit", ["gpu=1", "switch=0", "dimension=d0"])
+@pytest.mark.parametrize(
+    ("policy", "hit"),
+    [("reroute", "gpu=1"), ("replan", "switch=0"), ("reroute", "dimension=d0"), ("replan", "dimension=d0")],
+)
 def test_an_outage_of_all_that_a_group_has_costs_about_its_length(switching, policy, hit):
     nodes = Nodes()
     nodes.collective(ALL_REDUCE, 4000, "world")

@@ -81,7 +81,7 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
     for stepwise in (False, True):
         fleet, result = served(
             "poisson rate=40/s",
-            200,
+            100,
             "lognormal mean=200 cv=0.7 most=500",
             "lognormal mean=60 cv=1 most=400",
             costs=Affine(token=10**6, key=10**4),

@@ -97,7 +97,7 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
         costs = Affine(token=10**6, key=10**4)
         fleet, result = served(
             "poisson rate=20/s",
-            300,
+            150,
             "lognormal mean=200 cv=0.7 most=500",
             "lognormal mean=60 cv=1 most=400",
             costs=costs,
@@ -286,10 +286,10 @@ def test_servers_with_exponential_work_wait_as_in_m_m_c():
     # two replicas that take one request each and one queue (least outstanding work): rho = 0.7, M/M/2 waits
     # C / (2 mu - lambda) with Erlang's C = 2 rho^2 / (1 + rho) = 0.5765: 0.5765 / 0.6 = 0.961 services.
     # An iteration a token: geometric outputs of 50 tokens are exponential but for their steps.
-    random = np.random.default_rng(1)
-    output = random.geometric(1 / 50, 12_000)
-    arrival = np.cumsum(random.exponential(50 / 1.4, 12_000)).astype(np.int64)
-    work = from_columns(arrival, np.ones(12_000), output)
+    random, count = np.random.default_rng(1), 12_000
+    output = random.geometric(1 / 50, count)
+    arrival = np.cumsum(random.exponential(50 / 1.4, count)).astype(np.int64)
+    work = from_columns(arrival, np.ones(count), output)
     _, result = served(work, 0, replicas=2, max_sequences=1, router="joint")
     assert result.queue.mean() / (50 * SERVICE) == pytest.approx(0.961, rel=0.12)
 
@@ -298,9 +298,9 @@ def test_requests_that_share_a_bandwidth_bound_server_are_shared_alike():
     # a step takes as long as there are requests in it: every request gets 1/n of the server (processor
     # sharing), so the mean time in M/G/1-PS is x / (1 - rho) for a request of x steps
     random = np.random.default_rng(2)
-    output = random.choice([20, 100], 8_000, p=[0.8, 0.2])  # 36 steps on average
-    arrival = np.cumsum(random.exponential(36 / 0.5, 8_000)).astype(np.int64)
-    work = from_columns(arrival, np.ones(8_000), output)
+    output = random.choice([20, 100], 4_000, p=[0.8, 0.2])  # 36 steps on average
+    arrival = np.cumsum(random.exponential(36 / 0.5, 4_000)).astype(np.int64)
+    work = from_columns(arrival, np.ones(4_000), output)
     _, result = served(work, 0, costs=PerRequest(), max_sequences=10**4)
     for steps in (20, 100):
         time = result.e2e[result.requests["output"] == steps].mean() / SERVICE
@@ -444,7 +444,7 @@ def test_routers_see_the_same_whether_steps_pass_at_once_or_not(router):
     for stepwise in (False, True):
         _, result = served(
             "poisson rate=60/s",
-            200,
+            100,
             "lognormal mean=200 cv=0.7 most=500",
             "lognormal mean=60 cv=1 most=400",
             costs=Affine(token=10**6, key=10**4),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -30,6 +31,9 @@ from tests.cli.shell import call, refused
 
 SMALL = {"model.layers": 2, "inference.prompt_length": 64, "inference.output_length": 32}
 
+CACHE = BoundedCache()
+"""What the servers of several tests have in common."""
+
 
 @pytest.fixture(scope="module")
 def job():
@@ -42,15 +46,15 @@ def node():
 
 
 def test_limits_are_kept_below_the_capacity_s_interval_and_broken_above(job, node):
-    alone = serve(job, node, arrivals="clients count=1", requests=5)
+    alone = serve(job, node, arrivals="clients count=1", requests=5, cache=CACHE)
     demand = ServerLoad(Slo("", {"e2e": 6 * int(alone.e2e.max()) // 5}), requests=200)
-    found = capacity(job, node, demand)
+    found = capacity(job, node, demand, cache=CACHE)
     low, high = found.interval
     assert found.broken == "e2e" and 0 < low < found.rate < high <= found.full and found.rate < found.above
     plain = found.as_json()
     assert plain["rate_interval_per_s"] == [low, high]
     for rate, keeps in ((0.8 * low, True), (1.1 * high, False)):
-        result = serve(job, node, arrivals=f"poisson rate={rate:.6g}/s", requests=2000, seed=7)
+        result = serve(job, node, arrivals=f"poisson rate={rate:.6g}/s", requests=1000, seed=7, cache=CACHE)
         assert ((long_run(result, demand.slo) <= 1).mean() >= 0.99) == keeps
     fleet = found.fleet(10 * found.rate, None)
     assert fleet["gpus_interval"][0] <= fleet["gpus"] == 20 <= fleet["gpus_interval"][1]
@@ -106,7 +110,7 @@ def test_a_short_run_that_breaks_no_limit_is_not_believed():
 
 
 def test_limits_that_nothing_breaks_leave_the_full_rate(job, node):
-    found = capacity(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=50))
+    found = capacity(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=50), cache=CACHE)
     assert (
         found.rate == found.full
         and found.broken == ""
@@ -115,7 +119,7 @@ def test_limits_that_nothing_breaks_leave_the_full_rate(job, node):
 
 
 def test_limits_that_a_request_alone_breaks_leave_nothing(job, node):
-    found = capacity(job, node, ServerLoad(Slo.parse("ttft=1ns tpot=1s"), requests=20))
+    found = capacity(job, node, ServerLoad(Slo.parse("ttft=1ns tpot=1s"), requests=20), cache=CACHE)
     assert (found.rate, found.broken, found.fleet(10, 1)) == (0, "ttft", {})
 
 
@@ -139,7 +143,7 @@ def test_front_ends_limit_a_replica_and_a_stated_number_of_them_the_fleet(node):
     # 64 tokens of 10 ms each: a front end takes at most 1.56 requests/s
     slow = load_job("llama2_7b_inference", settings=SMALL | {"host.prompt_token": "10 ms"})
     demand = ServerLoad(Slo.parse("ttft=3s"), requests=60)
-    found = capacity(slow, node, demand)
+    found = capacity(slow, node, demand, cache=CACHE)
     assert found.full == pytest.approx(1.5625, rel=1e-3)
     assert found.rate < found.full and found.broken == "ttft (queue at front ends)"
     three = load_job(slow, settings={"serving.front_ends": 3})
@@ -170,7 +174,7 @@ def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
 
 
 def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node, tmp_path):
-    points = curve(job, node, ServerLoad(Slo.parse("e2e=1h")))
+    points = curve(job, node, ServerLoad(Slo.parse("e2e=1h")), cache=CACHE)
     assert [point.concurrency for point in points] == [1, 4, 16, 64, 256]
     users = [point.tokens_per_user for point in points]
     assert users == sorted(users, reverse=True)
@@ -246,7 +250,7 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
 
 def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
     # 16 requests at once: a prefill and 31 decode steps, as a static batch of 16
-    result = serve(job, node, arrivals="clients count=16", requests=16)
+    result = serve(job, node, arrivals="clients count=16", requests=16, cache=CACHE)
     static = load_job(job, settings={"inference.batch": 16, "inference.decode_steps": "all"})
     run = simulate(static, node, mode="analytical").figures.energy
     found = served_energy(result, job, node)
@@ -257,7 +261,7 @@ def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
 def test_a_served_batch_sends_the_bits_of_the_static_run(job, node):
     stated = {"fabric.0.energy": "{pj_per_bit: 5, idle_pj_per_bit: 10}", "host_power": "1 kW"}
     machine = load_machine(node, settings=stated)
-    result = serve(job, machine, arrivals="clients count=16", requests=16)
+    result = serve(job, machine, arrivals="clients count=16", requests=16, cache=CACHE)
     static = load_job(job, settings={"inference.batch": 16, "inference.decode_steps": "all"})
     run = simulate(static, machine, mode="analytical").figures.energy.network
     found = served_energy(result, job, machine)

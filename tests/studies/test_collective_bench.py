@@ -49,7 +49,7 @@ def test_senseless_sizes_are_refused(text):
 def test_no_algorithm_beats_the_bound(machine, operation):
     for name in algorithms_for(CollectiveType[operation.upper()]):
         opened = load_machine(machine, settings=[(f"collectives.{operation}", name)])
-        for row in answer(opened, Question(operation, [2048, 2**20], gpus=8), engine="simpy"):
+        for row in answer(opened, Question(operation, [2048, 2**20], gpus=8), engine="compiled"):
             assert 0 < row.bound.time <= row.duration, f"{name} at {row.size} B"
             assert row.algorithm == name
 

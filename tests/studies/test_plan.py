@@ -95,7 +95,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
         assert memory_bounds.memory(legal) <= memory(legal).fullest.peak, way.settings
         kernels = [lower_bounds.passes(legal, again=again) for again in (False, True)]
         assert kernels[0] <= kernels[1] <= lower_bounds.step(legal), way.settings
-        for mode in ("analytical", "hierarchical", "flattened"):
+        for mode in ("analytical", "flattened"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert lower_bounds.step(legal) <= step, (mode, way.settings)
     assert len(refusals) < 4

@@ -15,7 +15,8 @@ from rapid_des.studies.parameters import Parameter, ParameterScaler, grouped_by_
 from rapid_des.studies.points import Point
 from rapid_des.studies.sensitivity import MACHINE_PARTS, SensitivityOptions, sensitivity
 
-SMALL = {"model.layers": "2", "training.global_batch": "8", "training.sequence_length": "2048"}
+SMALL = {"model.layers": "1", "training.global_batch": "4", "training.sequence_length": "2048"}
+SMALL |= {"parallelism": "{dp: 2}"}
 
 
 def test_elasticities_are_what_dimensions_demand_and_as_the_command_draws_them(tmp_path, monkeypatch):
@@ -88,7 +89,7 @@ def test_a_whole_number_moves_by_one_at_least():
 def test_what_can_move_one_way_alone_is_moved_that_way():
     settings = [("constants.gemm.default.tensor", "1.0")]
     machine = load_machine("dgx_a100", device_settings=settings)
-    job = load_job("llama2_7b_train", settings=SMALL | {"model.layers": "1", "parallelism": "{dp: 8}"})
+    job = load_job("llama2_7b_train", settings=SMALL)
     with pytest.MonkeyPatch.context() as patched:
         only = [Parameter("tensor", "ratio", ("device.constants.gemm.default.tensor",))]
         patched.setattr("rapid_des.studies.sensitivity.parameters_of", lambda *_: only)

@@ -18,8 +18,11 @@ ALREADY = "that is what stands there already"
 CACHE = BoundedCache()
 
 
+FEW = ("job.model.layers=2",)
+
+
 def opened(job, machine, settings):
-    split = split_settings(settings)
+    split = split_settings([*FEW, *settings])
     loaded = rd.load_machine(machine, settings=split["machine"], device_settings=split["device"])
     return rd.load_job(job, settings=split["job"]), loaded
 
@@ -60,7 +63,7 @@ IDLE += [
     (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 1.0}]", NOTHING),
     (OF_TWO_NODES, f"machine.links=[{FAR}]", NOTHING),
     (OF_TWO_NODES, "machine.faults=[{link: 15-switch1, bandwidth: 0.5}]", NOTHING),
-    (OF_TWO_NODES, "machine.faults=[{link: 15-switch1, bandwidth: 0.5, from: 1 s}]", NOTHING),
+    (OF_TWO_NODES, "machine.faults=[{link: 15-switch1, bandwidth: 0.5, from: 100 ms}]", NOTHING),
     (OF_TWO_NODES, "machine.fabric.1.latency=5 us", NOTHING),
     (OF_TWO_NODES, "machine.routing.ecmp=lowest_id", NOTHING),
 ]
@@ -69,8 +72,8 @@ READ = [
     (TRAINING, "machine.switching.protocol.header=64 B"),
     (TRAINING, f"machine.links=[{LINK % '30 GB/s'}]"),
     (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 0.5}]"),
-    (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 0.5, from: 1 s}]"),
-    (TRAINING, "machine.faults=[{gpu: 3, compute: 0.5, from: 1 s}]"),
+    (TRAINING, "machine.faults=[{link: 0-switch0, bandwidth: 0.5, from: 100 ms}]"),
+    (TRAINING, "machine.faults=[{gpu: 3, compute: 0.5, from: 100 ms}]"),
     (OF_TWO_NODES, "machine.faults=[{link: 0-switch0, latency: 1 us}]"),
     (TRAINING, "device.clock.sustained=1.1 GHz"),
     (TRAINING, "device.launch.graph=2 us"),

@@ -32,10 +32,10 @@ BASE = {"job": "llama2_7b_train", "on": "dgx_a100", "mode": "analytical"}
 SPLITS = BASE | {"axes": {"tp": [1, 2, 4, 8], "pp": [1, 2], "dp": [1, 2, 4]}, "where": "tp * pp * dp == 8"}
 SPLITS |= {
     "derive": {"job.parallelism.sequence_parallel": "tp > 1"},
-    "set": {"device.hbm.capacity": "40 GiB"},
+    "set": {"device.hbm.capacity": "14 GiB", "job.model.layers": 8},
 }
 """Six points, of which the first does not fit into memory."""
-SMALLER = "--set device.hbm.capacity=40GiB"
+SMALLER = "--set device.hbm.capacity=14GiB --set job.model.layers=8"
 
 
 def labels(**stated):

@@ -97,13 +97,13 @@ def test_our_machine_files_send_messages_as_the_grid_scores_them() -> None:
 
 
 def test_cut_through_in_parts_over_the_grid() -> None:
-    # every twentieth row: `validation` scores all
-    rows = list(DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv"))[::20]
+    # one row in forty: `validation` scores all
+    rows = list(DataFolder(CHECKOUT_DATA, split=True).read("packet_oracle/grid.csv"))[::40]
     percent = []
     for row in rows:
         flows = traffic(row["fabric"], row["pattern"], int(row["bytes"]))
         percent.append(100 * abs(makespan(flows, PROTOCOL, "cut_through") / int(row["makespan_ps"]) - 1))
-    assert len(percent) > 75
+    assert len(percent) > 37
     assert sum(percent) / len(percent) < 0.7
     assert sum(one > 8 for one in percent) <= 2
     assert max(percent) < 19

@@ -158,11 +158,14 @@ def candidates(menu: KernelMenu, width: tuple[float, float], rates: Rates, fit: 
     tile_m, tile_n, split, low, high, pad = np.array(table, dtype=np.float64).T
     step_k = menu.k_bytes / width[0]
     load = (tile_m * width[0] + tile_n * width[1]) * step_k
+    # microseconds of one SM: a multiplication and an addition for each element of the tile and of K
     math = 2e6 * tile_m * tile_n * step_k / (rates.tensor / rates.sms * fit.tensor)
+    # each warp reads its rows of A and columns of B from shared memory; `load` is what is written there
     read_a = tile_m * width[0] * np.ceil(tile_n / menu.warp[1])
     read_b = tile_n * width[1] * np.ceil(tile_m / menu.warp[0])
     shared = 1e6 * ((read_a + read_b) * step_k + load) / (rates.shared / rates.sms * fit.shared)
     port = 1e6 * load / rates.port
+    # a cluster of two CTAs has one operand in common: the smaller one counts
     shareable = np.minimum(tile_m * width[0], tile_n * width[1]) * step_k
     return Candidates(
         tile_m,
@@ -248,7 +251,7 @@ def time_candidates(
     sm, units_us, l2_us = _busiest_sm(ctas, steps, tiles, rates, fit)
     hbm_read = hbm_reads(work, tiles, grid, rates, l2=l2)
     hbm = 1e6 * (hbm_read + work.c_bytes) / (rates.hbm * fit.hbm)
-    partial = 8.0 * work.rows * work.n
+    partial = 8.0 * work.rows * work.n  # bytes: each split writes its fp32 sums, and they are read again
     joining = np.where(
         tiles.split > 1, fit.split_us + tiles.split * (1e6 * partial / (rates.l2 * fit.l2)), 0.0
     )
@@ -264,11 +267,13 @@ def _busiest_sm(
 ) -> tuple[Floats, Floats, Floats]:
     even = ctas / rates.sms
     most = np.ceil(even)
+    # the busiest SM has `most` CTAs; stream-K evens out a share of the last wave, but not of a lone one
     loaded = np.where(most > 1, most - fit.stream_k * (most - even), 1.0)
     rounds = np.ceil(even / tiles.residency)
     active = np.minimum(ctas, rates.sms)
     l2 = active * (1e6 / (rates.l2 * fit.l2) * tiles.l2_bytes)
     step = np.maximum(tiles.step_us, l2)
+    # C has two bytes an element; the SM's port or its share of HBM limits the store
     store = (2e6 * fit.store * tiles.area) / np.minimum(rates.port, rates.hbm / active)
     main = np.maximum(loaded * step, rounds * fit.step_us) * steps
     ends = rounds * (fit.prologue_us + fit.epilogue_us) + loaded * store
@@ -277,6 +282,7 @@ def _busiest_sm(
 
 def _joined(first: Floats, second: Floats, exponent: float) -> Floats:
     longer, shorter = np.maximum(first, second), np.minimum(first, second)
+    # (longer^e + shorter^e)^(1/e), with the longer time taken out so that powers do not overflow
     joined: Floats = longer * (1.0 + (shorter / longer) ** exponent) ** (1.0 / exponent)
     return joined
 

@@ -155,6 +155,23 @@ def _most_of_stages(done: BlockRun, value: Callable[[BlockTimes], int]) -> list[
     return list(most.values())
 
 
+def most_busy(done: BlockRun) -> Int64s:
+    """Return for how long each link is busy at most: all who take it are as busy as the busiest of them.
+
+    Picoseconds of the whole step, by the link's id.
+    """
+    shared, inside = done.shared, max(_most_of_stages(done, lambda times: times.busiest), default=0)
+    if done.mode.outer_analytic:
+        busy = _busy_alone(done)
+        between = sum(
+            (groups * busy.get(kind, 0) for kind, groups in shared.groups.items()), shared.inside * 0
+        )
+    else:
+        between = shared.places * _between(done)
+    most: Int64s = shared.inside * inside + between
+    return most
+
+
 def _busy_alone(done: BlockRun) -> dict[str, int]:
     """Return for how long what a rank communicates lasts alone, by kind, of the rank with most."""
     busy: dict[str, int] = {}

@@ -374,11 +374,11 @@ class BlockRun(Struct, frozen=True):
         """The algorithms that collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 
-    def programs(self) -> tuple[FinishedProgram, ...]:
-        """Return the programs of whole ranks, blocks written out, as a flattened run has them."""
-        priced = self.blocks.priced
-        stages = range(priced.job.stages)
-        return tuple(priced.program(stage, pieces) for pieces in priced.places for stage in stages)
+    def outer_programs(self) -> Sequence[FinishedProgram]:
+        """Return the outer program of the whole step of each stage's ranks."""
+        if self.repeated is None:
+            return self.trace.programs
+        return [self.blocks.outer_program(stage, {}) for stage in range(self.blocks.job.stages)]
 
     def followed(self, rank: int) -> int:
         """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""

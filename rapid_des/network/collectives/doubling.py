@@ -75,6 +75,8 @@ class _Core:
         self.draft = Draft(demand)
         self.rounds = demand.members.bit_length() - 1
         self.size = 1 << self.rounds
+        # Recursive halving needs a power of two. Of the first 2 · `folded` members the even ones stand for
+        # their odd neighbours too; all later ones stand for themselves.
         folded = demand.members - self.size
         index = np.arange(self.size)
         self.member = np.where(index < folded, 2 * index, index + folded)
@@ -88,7 +90,7 @@ class _Core:
     def exchange(self, distance: int, low: Int64s, high: Int64s, *, reduces: bool) -> None:
         """Add the transfer of interval low[i]..high[i] from core member i to the member at `distance`."""
         index = np.arange(self.size)
-        partner = index ^ distance
+        partner = index ^ distance  # the member whose number differs in one bit
         sent = self.draft.add(self.member, self.member[partner], (low, high), reduces=reduces)
         for at, transfers in self.arrivals:
             self.draft.wait(sent[at], transfers)
@@ -104,7 +106,7 @@ class _Core:
         sent = self.draft.add(self.even, self.odd, (low, high))
         folded = len(self.even)
         for at, transfers in self.arrivals:
-            chosen = at < folded
+            chosen = at < folded  # who stands for a pair
             self.draft.wait(sent[at[chosen]], transfers[chosen])
 
     def everything(self) -> tuple[Int64s, Int64s]:
@@ -116,6 +118,7 @@ class _Core:
         """Reduce-scatter in the core: send away the half of the remaining blocks that the partner is in."""
         index = np.arange(self.size)
         for round_ in reversed(range(self.rounds)):
+            # the partner's half: its number with the bits below this round's at 0
             first = (index ^ (1 << round_)) >> round_ << round_
             self.exchange(1 << round_, self.bounds[first], self.bounds[first + (1 << round_)], reduces=True)
 

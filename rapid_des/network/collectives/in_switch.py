@@ -81,7 +81,7 @@ def _of_unit_blocks(collective: CollectiveType, members: int) -> Schedule:
 def _fetch(draft: Draft, bounds: Int64s, *, after: Sequence[Int64s]) -> Int64s:
     """Add the fetch of each member's block, summed by the switch from all members; return the arrivals."""
     members, blocks = draft.members, (bounds[:-1], bounds[1:])
-    owner = np.repeat(np.arange(members), members)
+    owner = np.repeat(np.arange(members), members)  # for each block one source after the other
     payload = bounds[owner], bounds[owner + 1]
     pulled = draft.add(np.tile(np.arange(members), members), members, payload, reduces=True)
     fetched = draft.add(members, np.arange(members), blocks)
@@ -97,6 +97,7 @@ def _multicast(draft: Draft, bounds: Int64s, *, owners: Int64s, after: Sequence[
     stored = draft.add(owners, members, (bounds[:-1], bounds[1:]))
     for before in after:
         draft.wait(stored, before)
+    # every pair of a block and a member, without the pairs of a block and its owner
     block, target = np.divmod(np.arange(len(owners) * members), members)
     others = owners[block] != target
     block, target = block[others], target[others]
@@ -155,6 +156,7 @@ def _through(draft: Draft, demand: Demand, parent: Int64s) -> None:
 
 def _rooted(draft: Draft, parent: Int64s, member: int, payload: Payload, *, reduces: bool) -> None:
     """Reduce to a member or broadcast from it: the tree with that member as its root."""
+    # the edges from the member up to the root are turned round; all others keep their direction
     rerooted = parent.copy()
     upper, lower = int(parent[member]), member
     rerooted[member] = NO_PARENT

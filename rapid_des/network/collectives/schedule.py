@@ -214,6 +214,7 @@ class Draft:
     def _mark_joins(self, stays: Bools, joins: Bools) -> None:
         """Mark the joins that still wait for something."""
         if np.any(joins):
+            # edges are in the order of `wait`: a join behind a join that stays is found after that one
             for waiting, awaited in self._edges:
                 stays[waiting[joins[waiting] & stays[awaited]]] = True
 
@@ -234,6 +235,7 @@ def _compressed(edges: list[tuple[Int64s, Int64s]], stays: Bools) -> tuple[Int64
         return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
     waiting, awaited = (_stack(list(side)) for side in zip(*edges, strict=True))
     if count < len(stays):
+        # edges of transfers that vanish go with them; the other transfers move up in number
         both = stays[waiting] & stays[awaited]
         number = np.cumsum(stays) - 1
         waiting, awaited = number[waiting[both]], number[awaited[both]]
@@ -247,14 +249,17 @@ def _compressed(edges: list[tuple[Int64s, Int64s]], stays: Bools) -> tuple[Int64
 def relocate(schedule: Schedule, offset: Int64s, size: Int64s) -> Schedule:
     """Return `schedule` with its contiguous buffer laid onto the intervals `offset[i], size[i]`, in order."""
     offset, size = _merged(offset[size > 0], size[size > 0])
+    # one interval: the whole buffer moves by its offset, and no payload is split
     if len(offset) < 2:
         return _shifted(schedule, int(offset[0]) if len(offset) else 0)
     owner, start, length = intervals(schedule)
     bounds = starts_of(size)
+    # the intervals of the buffer that each payload touches, from `first` up to and without `last`
     first = np.searchsorted(bounds, start, side="right") - 1
     last = np.searchsorted(bounds, start + length, side="left")
     count = np.where(length > 0, last - first, 0)
     row, interval = rows_of(count), ranges(first, count)
+    # a piece is where a payload and an interval overlap
     low = np.maximum(start[row], bounds[interval])
     high = np.minimum((start + length)[row], bounds[interval + 1])
     return _with_pieces(schedule, owner[row], offset[interval] + low - bounds[interval], high - low)
@@ -293,7 +298,7 @@ def _with_pieces(schedule: Schedule, owner: Int64s, offset: Int64s, size: Int64s
     size = np.add.reduceat(size, head) if len(head) else size
     counts = np.bincount(owner, minlength=len(schedule))
     first = np.zeros(len(schedule), dtype=np.int64)
-    first[owner[::-1]] = offset[::-1]
+    first[owner[::-1]] = offset[::-1]  # of several pieces the first one is written last, and stays
     if np.all(counts <= 1):
         return replace(schedule, offset=first, pieces=None)
     return replace(schedule, offset=first, pieces=Pieces(starts_of(counts), offset, size))

@@ -27,10 +27,11 @@ def tree_reduce(draft: Draft, parent: Int64s, payload: Payload) -> Int64s:
 
     Who has neither parent nor children takes no part, here and below.
     """
-    senders = np.argsort(-depths(parent), kind="stable")
+    senders = np.argsort(-depths(parent), kind="stable")  # the deepest first: dependencies point back
     senders = senders[parent[senders] != NO_PARENT]
     up = np.full(len(parent), -1, dtype=np.int64)
     up[senders] = draft.add(senders, parent[senders], payload, reduces=True)
+    # whose parent sends on: the parent's transfer waits for it
     inner = senders[parent[parent[senders]] != NO_PARENT]
     draft.wait(up[parent[inner]], up[inner])
     return up
@@ -76,12 +77,12 @@ def binomial_blocks(demand: Demand) -> Schedule:
     members, root = demand.members, demand.root
     draft = Draft(demand, order=(np.arange(members) + root) % members)
     number = np.arange(1, members)
-    low_bit = number & -number
+    low_bit = number & -number  # the size of the subtree of a member, if the last member does not cut it off
     if demand.collective is CollectiveType.SCATTER:
         number = number[np.argsort(-low_bit, kind="stable")]
     else:
         number = number[np.argsort(low_bit, kind="stable")]
-    upper = number & (number - 1)
+    upper = number & (number - 1)  # the parent: without the lowest set bit
     end = np.minimum(number + (number & -number), members)
     upper_end, lower_end = (upper + root) % members, (number + root) % members
     down = demand.collective is CollectiveType.SCATTER

@@ -256,6 +256,7 @@ def _many(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
         links = links_where(fabric, fault.where)
         if kind == "directions":
             return _links(_chosen(links, fault))
+        # a cable is both directions between two nodes: the sorted ends are equal
         ends = np.sort(np.stack([fabric.source[links], fabric.destination[links]], axis=1), axis=1)
         _, first, cable = np.unique(ends, axis=0, return_index=True, return_inverse=True)
         return _links(links[np.isin(cable.ravel(), _chosen(np.arange(len(first)), fault))])
@@ -307,6 +308,7 @@ def _of_rails(fabric: Fabric, places: Int64s, gpus_per_node: int | None) -> Int6
     if places.max() >= len(known):
         raise TopologyError(f"rail: there is no rail {places.max()}; allowed: 0 to {len(known) - 1}")
     if fabric.nics:
+        # NICs are numbered server by server, each with one NIC a rail
         nics = fabric.gpus + np.flatnonzero(np.isin(np.arange(fabric.nics) % len(known), places))
         return np.flatnonzero(np.isin(fabric.source, nics) | np.isin(fabric.destination, nics))
     inside = _at_server(fabric, fabric.source, size) == _at_server(fabric, fabric.destination, size)
@@ -325,6 +327,8 @@ def _servers(fabric: Fabric, servers: Int64s, gpus_per_node: int | None) -> Int6
         raise TopologyError(
             f"node: there is no node {servers.max()}; allowed: 0 to {fabric.gpus // size - 1}"
         )
+    # GPUs belong to servers by number. A NIC, and then a switch, belongs to the server of all the nodes
+    # below it; where these are of several servers the least owner differs from the greatest: it is shared.
     owner = np.full(fabric.nodes, _SHARED)
     owner[: fabric.gpus] = np.arange(fabric.gpus) // size
     for first, last in ((fabric.gpus, fabric.gpus + fabric.nics), (fabric.gpus + fabric.nics, fabric.nodes)):
@@ -378,6 +382,7 @@ def _axes(fabric: Fabric, nodes: Int64s) -> dict[str, Int64s]:
     """Return coordinates, UNSTATED for nodes that are no GPUs."""
     columns, stride = {}, 1
     for axis, size in enumerate(fabric.axes):
+        # mixed radix, innermost axis first; switches and NICs have no coordinates
         columns[f"a{axis}"] = np.where(nodes < fabric.gpus, nodes // stride % size, UNSTATED)
         stride *= size
     return columns

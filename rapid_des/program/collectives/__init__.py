@@ -19,7 +19,7 @@
       ├── AxisPhase.schedule: transfers among members 0..n-1     network.collectives.schedule
       ├── Template: the same as engines read it, tasks joined by edges                    templates
       ├── paced by a library: lags, so that alone it takes as long as its closed form     pacing
-      ├── cut to the ranks of one replica where these stand for every replica             cuts
+      ├── cut to the ranks of one replica where these stand for every replica             replicas
       └── numbered, one template per distinct call: `Communication`                       lower
 
 A message is a transfer between two members, at the pace of a library where one serves it

@@ -63,7 +63,7 @@ class LaidOut(Struct, frozen=True):
 
     @property
     def takes_links(self) -> bool:
-        """Whether it can be cut in blocks and is more than a few scalars, whose time is start and hops."""
+        """Whether its data takes links. A few scalars do not: their time is the start and the hops."""
         least = self.request.place.ranks
         if self.request.collective is CollectiveType.ALL_REDUCE:
             least = max(least, _SCALARS + 1)
@@ -85,9 +85,11 @@ class LaidOut(Struct, frozen=True):
 
     @property
     def chunked(self) -> bool:
-        """Whether its messages never go in parts: cut already, or one behind the other to the next member.
+        """Whether its messages never go in parts.
 
-        Among uneven nodes a member has several blocks for the next one at once: in turns, all come last.
+        Trees and switches cut their data into chunks already. In a ring over uneven nodes a member has
+        several blocks for the next one at once: if their parts took turns on the link, every block would
+        arrive with the last one.
         """
         cut = self.cost.algorithm in ("nvls", "nvls_tree", "tree") and not self.as_rings
         return cut or (self.cost.algorithm == "ring" and not self.request.even)
@@ -109,10 +111,10 @@ class LaidOut(Struct, frozen=True):
         """Return the transfers among members in the group's own order."""
         laid = replace(self.cost, algorithm="ring") if self.as_rings else self.cost
         schedule = schedule_of(laid, self.request)
-        switches = np.arange(schedule.members, schedule.members + schedule.switches)
-        names = np.append(np.array(self.order, np.int64), switches)
         if self.order == tuple(range(schedule.members)):
             return schedule
+        switches = np.arange(schedule.members, schedule.members + schedule.switches)
+        names = np.append(np.array(self.order, np.int64), switches)  # switches keep their numbers
         return relabel(schedule, names, schedule.members, switches=schedule.switches)
 
 
@@ -199,6 +201,8 @@ class Libraries:
 
     def _nic_blocks(self, ranks: Sequence[int]) -> int:
         """Return the blocks of an all-to-all that the busiest NIC sends: those of its node to its place."""
+        # All members of a node send through its NIC at a place to the peers at that place of other nodes; the
+        # node's own member there is no such peer.
         blocks = {divmod(rank, self._node) for rank in ranks}
         nodes, places = Counter(node for node, _ in blocks), Counter(place for _, place in blocks)
         return max(

@@ -307,9 +307,10 @@ class Communication:
     ) -> int | None:
         """Return the picoseconds of a collective simulated by itself; None if nobody does, or it is large."""
         idle = self._idle
-        if idle is None or len(ranks) > MOST_MEMBERS or not idle.is_small(schedules()):
+        if idle is None or len(ranks) > MOST_MEMBERS:
             return None
-        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.routes_key(ranks))
+        alike = ranks if self._machine.replans else self.routes_key(ranks)
+        return idle.of(call, kind, ranks, alike, schedules)
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
         simulated = self._groups.simulated(ranks)

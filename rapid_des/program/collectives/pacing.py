@@ -98,9 +98,10 @@ def finish_times(schedule: Schedule, crossing: Int64s, queues: PortQueues | None
     free, done = np.zeros(int(queues.port.max(initial=0)) + 1, np.int64), np.zeros(len(schedule), np.int64)
     columns: list[Any] = [schedule.dependency_starts, schedule.dependencies, crossing, queues.order]
     columns += [queues.port, queues.occupancy, free, done]
-    if len(schedule) <= _INTERPRETED:  # lists are indexed several times faster
+    compiled = _compiled_walk.is_loaded or len(schedule) > _INTERPRETED
+    if not compiled:  # lists are indexed several times faster
         columns = [column.tolist() for column in columns]
-    (_walk if len(schedule) <= _INTERPRETED else _compiled_walk)(*columns)
+    (_compiled_walk if compiled else _walk)(*columns)
     return np.array(columns[-1], np.int64)
 
 

@@ -332,17 +332,26 @@ class IdleTimes(Struct, frozen=True):
     libraries: Hashable
     """The communication libraries that serve collectives, as part of the cache key."""
 
-    def of(self, call: CollectiveCall, kind: str, ranks: tuple[int, ...], routes_key: Hashable) -> int:
-        """Return the picoseconds of a collective whose members all arrive at once.
+    def of(
+        self,
+        call: CollectiveCall,
+        kind: str,
+        ranks: tuple[int, ...],
+        routes_key: Hashable,
+        schedules: Callable[[], Iterable[Schedule]],
+    ) -> int | None:
+        """Return the picoseconds of a collective whose members all arrive at once; None if it is large.
 
-        `kind` is the stream that it runs on, `routes_key` is equal for groups with equal routes.
+        `kind` is the stream that it runs on, `routes_key` is equal for groups with equal routes, `schedules`
+        returns the transfers.
         """
-        key = ("idle", self.machine, self.libraries, call, kind, routes_key)
-        return self.memory.get_or_make(key, lambda: self.play(_trace(call, kind, ranks)))
 
-    def is_small(self, schedules: Iterable[Schedule]) -> bool:
-        """Return whether the transfers are few enough to be simulated."""
-        return sum(map(self._work, schedules)) <= MOST_WORK
+        def played() -> int | None:
+            is_small = sum(map(self._work, schedules())) <= MOST_WORK
+            return self.play(_trace(call, kind, ranks)) if is_small else None
+
+        key = ("idle", self.machine, self.libraries, call, kind, routes_key)
+        return self.memory.get_or_make(key, played)
 
     def _work(self, schedule: Schedule) -> int:
         switching = self.machine.switching

@@ -161,6 +161,7 @@ class LinkSimulation:
         self._coming: list[Coming] = []
         self._waiting: dict[int, list[tuple[int, Coming]]] = {}
         """What waits at each link that is busy or chooses at this instant, with the chunk before all else."""
+        # One heap holds all that is to come, in the order in which links take it; see `Coming`.
         end = 0
         for target, lag in (edge for begins in self._first for edge in begins):
             self._pass(target, lag)
@@ -195,7 +196,8 @@ class LinkSimulation:
         rows = [row]
         if parts is not None:
             rows = [int(parts.first[row])] * (int(parts.count[row]) - 1) + [int(parts.last[row])]
-        self._missing[task] = len(rows)
+        self._missing[task] = len(rows)  # the task has arrived when all its parts have
+        # parts are injected at the pace of the slowest link of their route
         pace = max(occupancy for _, occupancy, _, _ in self._legs_of(route, rows[0]))
         for part, size in enumerate(rows):
             asks = (moment + part * pace, part, self._rank[task], moment, task, 0, size)
@@ -229,7 +231,7 @@ class LinkSimulation:
         link, occupancy, head, lag = legs[hop]
         start = max(time, self._busy.get(link, 0))
         self._busy[link] = start + occupancy
-        last = hop + 1 == len(legs)
+        last = hop + 1 == len(legs)  # on the last link the whole part must be in, before that its head
         onward = start + (occupancy if last else head) + lag
         heapq.heappush(self._coming, (onward, part, rank, injected, task, NONE if last else hop + 1, row))
 

@@ -145,11 +145,13 @@ class _Cut(Struct, frozen=True):
             return origin, target
         end = np.full(len(self.counts), NONE, np.int64)
         end[self.joined] = self.first[-1] + np.arange(len(self.joined))
+        # An edge starts at the join behind its transfer if there is one, else at each of its segments, and
+        # leads to each segment of its target: origins times targets edges.
         ends = end[origin]
         first, many = np.where(ends == NONE, self.first[origin], ends), self.counts[target]
         lengths = np.where(ends == NONE, self.counts[origin], 1) * many
         edge, place = rows_of(lengths), ranges(0, lengths)
-        before, after = np.divmod(place, many[edge])
+        before, after = np.divmod(place, many[edge])  # the segment of the origin, and that of the target
         joins = np.repeat(end[self.joined], self.counts[self.joined])
         return (
             np.concatenate((first[edge] + before, self.segments_of(self.joined))),
@@ -161,11 +163,12 @@ def _cut(schedule: Schedule, segment: int | None) -> _Cut:
     """Return a schedule's transfers cut into segments of this many bytes; None: each is whole."""
     if segment is None or schedule.size.max(initial=0) <= segment:
         return _Cut(np.arange(len(schedule) + 1), np.zeros(0, np.int64), schedule.size)
-    counts: Int64s = np.maximum(1, -(-schedule.size // segment))
+    counts: Int64s = np.maximum(1, -(-schedule.size // segment))  # rounded up; a join of 0 B is one task
     target = rows_of(np.diff(schedule.dependency_starts))
     later = np.zeros(len(schedule), np.int64)  # segments that wait for each transfer
     np.add.at(later, schedule.dependencies, counts[target])
     joined = np.flatnonzero((counts > 1) & (later > 1))
+    # the bytes from each segment on; all segments but the last are full
     left = np.repeat(schedule.size, counts) - ranges(0, counts) * segment
     size = np.concatenate((np.minimum(segment, left), np.zeros(len(joined), np.int64)))
     return _Cut(starts_of(counts), joined, size)

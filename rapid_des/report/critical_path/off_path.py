@@ -125,7 +125,7 @@ def operator_slacks(result: Result, path: CriticalPath) -> tuple[OperatorSlack, 
     name, visit, length = (np.concatenate(columns) for columns in zip(*found, strict=True))
     known = slack[visit] != NONE
     name, visit, length = name[known], visit[known], length[known]
-    order = np.lexsort((visit, slack[visit], name))
+    order = np.lexsort((visit, slack[visit], name))  # by name, and within a name the least slack first
     name, visit, length = name[order], visit[order], length[order]
     bounds = np.searchsorted(name, np.arange(len(names) + 1)).tolist()
     position, on_path = np.searchsorted(program.visits(), visit, side="right") - 1, path.by_operator.keys()
@@ -163,15 +163,18 @@ def _named_visits(run: Run, namer: Namer) -> tuple[dict[tuple[str, str], int], l
 
 
 def _named_visits_of_rank(run: Run, namer: Namer, names: dict[tuple[str, str], int], position: int) -> _Named:
+    """Return the named visits of one rank; names that are new get the next numbers in `names`."""
     program = run.lowered.program
     table = program.programs[program.bindings[position].program]
     member = table.kind == VisitKind.MEMBER
+    # a member inside a collective of several phases has the node of the visit that holds its stream
     holder = np.where((table.node == NONE) & (table.parent != NONE), table.parent, np.arange(len(table)))
     node = table.node[holder]
     mine = np.flatnonzero(
         (node != NONE) & (member | ((table.kind == VisitKind.COMPUTE) & (table.server != NONE)))
     )
     nodes = run.lowered.traces.ranks[position].nodes
+    # one number for each (name, stream): the namer is asked once for each, not for each visit
     kinds = nodes.name[node[mine]].astype(np.int64) * (len(nodes.streams) + 1) + nodes.stream[node[mine]]
     _, first, which = np.unique(kinds, return_index=True, return_inverse=True)
     keys = [namer.named(position, int(node[mine[row]])) for row in first.tolist()]
@@ -183,6 +186,7 @@ def _of_rank(records: Records, named: _Named, offset: int) -> tuple[Int64s, Int6
     """Return the name, the flat number and the duration of each kernel and message of a rank."""
     mine, name, member = named
     visit = mine + offset
+    # a message or collective begins when all its members have arrived, not when the first one waits
     begun = np.maximum(records.start[visit], np.where(member, records.met[visit], 0))
     return name, visit, np.maximum(records.finish[visit] - begun, 0)
 

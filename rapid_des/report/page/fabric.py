@@ -34,10 +34,9 @@ def fabric_section(machine: Machine, seen: LinksSeen, links: Sequence[LinkRow]) 
     names += columns(utilisation=("utilisation", ".2%"))
     rows = [_link(row) for row in used[:_BUSIEST]]
     title = f"the {len(rows)} busiest of {len(used):,} links and kinds of traffic"
-    tables = [
-        Table("links by dimension", (*columns("dimension"), *_TIERS), list(_tiers(drawn))),
-        Table(title, names, rows),
-    ]
+    tables = [Table("links by dimension", (*columns("dimension"), *_TIERS), list(_tiers(drawn)))]
+    if rows:
+        tables.append(Table(title, names, rows))
     return PageSection("Fabric", [*fabric_charts(machine, seen), _histogram(drawn), *tables], drawn.title)
 
 

@@ -51,9 +51,9 @@
     return { name: lane.name, starts, ends, names, colours };
   }
 
-  // The first span that ends after a time.
-  function firstAfter(ends, time) {
-    let low = 0, high = ends.length;
+  // The first span from a number on that ends after a time.
+  function firstAfter(ends, time, first = 0) {
+    let low = first, high = ends.length;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (ends[middle] > time) high = middle; else low = middle + 1;
@@ -74,7 +74,12 @@
 
     const style = () => {
       const all = getComputedStyle(document.documentElement), read = (name) => all.getPropertyValue(name).trim();
-      return { sharp: window.devicePixelRatio || 1, ink: read("--ink"), soft: read("--soft"), paper: read("--paper"), colours: data.colours.map((name) => read(`--c-${name}`)) };
+      const colours = data.colours.map((name) => read(`--c-${name}`));
+      const pixels = colours.map((colour) => { // #rrggbb as opaque bytes r, g, b, a from the lowest on
+        const value = parseInt(colour.slice(1), 16);
+        return (0xff000000 | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+      });
+      return { sharp: window.devicePixelRatio || 1, ink: read("--ink"), soft: read("--soft"), colours, pixels };
     };
     const left = () => (canvas.clientWidth < 560 ? 74 : 150);
     const scale = () => (canvas.clientWidth - left() - 8) / (until - from);
@@ -83,28 +88,31 @@
       return 0.3 * (value >> 16) + 0.59 * ((value >> 8) & 255) + 0.11 * (value & 255) > 130;
     };
 
+    // Boxes are one row of pixels, copied downwards: a million of them take no more calls than a few.
     function drawLane(pen, lane, top, look) {
-      const zoom = scale(), edge = left(), right = canvas.clientWidth - 8;
-      const snapped = (x) => Math.round(x * look.sharp) / look.sharp;
+      const sharp = look.sharp, edge = Math.round(left() * sharp), wide = Math.round((canvas.clientWidth - 8) * sharp) - edge;
+      const zoom = wide / (until - from), image = pen.createImageData(wide, Math.round((row - 4) * sharp));
+      const pixels = new Uint32Array(image.data.buffer), over = [];
       let drawn = -1;
       for (let at = firstAfter(lane.ends, from); at < lane.starts.length && lane.starts[at] < until; at++) {
-        const end = Math.min(snapped(edge + (lane.ends[at] - from) * zoom), right);
+        const end = Math.min(Math.round((lane.ends[at] - from) * zoom), wide);
         if (end <= drawn) { // within a pixel that shows an earlier box, as all up to the next pixel are
-          at = Math.max(at, firstAfter(lane.ends, from + (drawn - edge + 0.5 / look.sharp) / zoom) - 1);
+          at = firstAfter(lane.ends, from + (drawn + 0.5) / zoom, at + 1) - 1;
           continue;
         }
-        const x = Math.max(snapped(edge + (lane.starts[at] - from) * zoom), edge, drawn);
-        const width = Math.max(end - x, 1 / look.sharp);
+        const x = Math.max(Math.round((lane.starts[at] - from) * zoom), drawn, 0), width = Math.max(end - x, 1);
         drawn = x + width;
-        pen.fillStyle = look.colours[lane.colours[at]];
-        pen.fillRect(x, top, width > 4 ? width - 1 / look.sharp : width, row - 4);
-        if (width > 14) {
-          const text = data.names[lane.names[at]], fits = Math.floor((width - 2) / 6.2);
-          const short = /^\d+ /.test(text) ? text.split(" ")[0] : text;
-          if (short.length <= fits || fits > 5) {
-            pen.fillStyle = bright(pen.fillStyle) ? "#000" : "#fff";
-            pen.fillText(short.slice(0, fits), x + 2, top + 14);
-          }
+        pixels.fill(look.pixels[lane.colours[at]], x, width > 4 * sharp ? drawn - 1 : drawn);
+        if (width > 14 * sharp || (chosen && chosen.lane === lane && chosen.at === at)) over.push({ at, x: (edge + x) / sharp, width: width / sharp });
+      }
+      for (let line = 1; line < image.height; line++) pixels.copyWithin(line * wide, 0, wide);
+      pen.putImageData(image, edge, Math.round(top * sharp));
+      for (const { at, x, width } of over) {
+        const text = data.names[lane.names[at]], fits = Math.floor((width - 2) / 6.2);
+        const short = /^\d+ /.test(text) ? text.split(" ")[0] : text;
+        if (width > 14 && (short.length <= fits || fits > 5)) {
+          pen.fillStyle = bright(look.colours[lane.colours[at]]) ? "#000" : "#fff";
+          pen.fillText(short.slice(0, fits), x + 2, top + 14);
         }
         if (chosen && chosen.lane === lane && chosen.at === at) {
           pen.strokeStyle = look.ink;

@@ -8,7 +8,7 @@ from rapid_des.report.colours import BUBBLE, HOST
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.page.charts import Bars, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.tables import Column, Part, Plain, Table, change_text, columns, seconds_text, shown
-from rapid_des.report.why_text import SimulatedChange, cause_name
+from rapid_des.report.why_text import SimulatedChange, cause_name, simulated_text
 from rapid_des.units import PS_PER_S, seconds, time_text
 
 _GIB = 2**30
@@ -22,7 +22,7 @@ def headline(plain: Plain, changes: Sequence[SimulatedChange] | None = None) -> 
         tiles.append(_memory_tile(plain))
         tiles.append(_rate_tile(plain))
     if changes is not None:
-        tiles.append(_change_tile(plain, changes))
+        tiles.append(_change_tile(changes))
     return PageSection("In short", [Tiles(tiles)])
 
 
@@ -77,11 +77,11 @@ def _rate_tile(plain: Plain) -> Tile:
     return Tile("How much it does", f"{slower * simulated:,.0f} tokens/s", note)
 
 
-def _change_tile(plain: Plain, changes: Sequence[SimulatedChange]) -> Tile:
+def _change_tile(changes: Sequence[SimulatedChange]) -> Tile:
     if not changes:
         return Tile("What to change", "nothing alone", "no single change that was tried shortens the step")
-    best, step = changes[0], plain["step_time_ps"]
-    return Tile("What helps most", f"{best.what}: {change_text(best.step_time, step)}", _then(best))
+    best = changes[0]
+    return Tile("What helps most", f"{best.what}: {change_text(best.step_time, best.before)}", _then(best))
 
 
 def _then(change: SimulatedChange) -> str:
@@ -126,21 +126,22 @@ def _with_share(time: int, step: int) -> str:
 
 def changes_section(step_time: int, changes: Sequence[SimulatedChange]) -> PageSection:
     """Return the changes that shorten a step the most, each with its simulated step."""
-    bars = [HorizontalBar("as it is", step_time, time_text(step_time), "before")]
+    if not changes:
+        return PageSection("What to change", [], "No single change that was tried shortens this step.")
+    before = changes[0].before
+    bars = [HorizontalBar("as it is", before, time_text(before), "before")]
     bars += [
         HorizontalBar(
             change.what,
             change.step_time,
-            f"{change.step_time}  {change_text(change.step_time, step_time)}",
+            f"{change.step_time}  {change_text(change.step_time, before)}",
             "after",
         )
         for change in changes
     ]
     after = [f"{change.what}: {_then(change)}" for change in changes if change.bound]
-    lead = "Each change was simulated." if changes else "No single change that was tried shortens this step."
-    return PageSection(
-        "What to change", [Bars("step time with one change", bars), *after] if changes else [], lead
-    )
+    lead = f"The step time with one change, {simulated_text(changes, step_time)}."
+    return PageSection("What to change", [Bars("step time with one change", bars), *after], lead)
 
 
 def path_parts(path: CriticalPath) -> list[Part | Bars]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from msgspec import Struct
 
+from rapid_des.modes.blocks.bounds import most_busy
 from rapid_des.modes.execution import Run
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.explain_text import explain_report
 from rapid_des.report.job_structure import Explanation
-from rapid_des.report.link_measures import links_seen
+from rapid_des.report.link_measures import LinkMeasure, LinksSeen, links_seen
 from rapid_des.report.page.charts import Chart, Lane, Lanes, PageSection, TextFile
 from rapid_des.report.page.details import (
     memory_plots,
@@ -32,6 +34,7 @@ from rapid_des.report.page.run import (
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Column, Part, Table, columns
 from rapid_des.report.why_text import SimulatedChange
+from rapid_des.values import replace
 
 _TABLES = {
     "process groups": "Process groups",
@@ -69,7 +72,7 @@ def run_sections(result: Result, explained: Explained) -> list[PageSection]:
         PageSection("Energy", list(energy_bars(plain))),
         roofline_section(result),
         PageSection("Operators", tables["Operators"] or [_operators(result)]),
-        _fabric(result, explained.traced),
+        fabric_of(result, explained.traced),
         PageSection("Messages", tables["Messages"]),
         PageSection("Process groups", tables["Process groups"]),
         PageSection("Structure", tables["Structure"]),
@@ -112,8 +115,24 @@ def _path_alone(result: Result, path: CriticalPath) -> Iterator[Lanes]:
         )
 
 
-def _fabric(result: Result, traced: Run | None) -> PageSection:
+def fabric_of(result: Result, traced: Run | None) -> PageSection:
+    """Return the fabric with what its links did in the run, or once more with every hop in `traced`."""
     if result.run is None:
-        return PageSection("Fabric", [f"Mode {result.mode} has no links; the mode flattened has them."])
+        return _fabric_of_blocks(result)
     run = result.run if traced is None else traced
     return fabric_section(run.machine, links_seen(run), result.links())
+
+
+def _fabric_of_blocks(result: Result) -> PageSection:
+    """Return the fabric of a run whose blocks were simulated apart: how busy its links are at most."""
+    if result.blocks is None:
+        return PageSection("Fabric", [], "This result has lost its run, and with it what its links did.")
+    machine, step = result.blocks.run.machine, max(int(result.step_time), 1)
+    shares = np.minimum(most_busy(result.blocks) / step, 1)
+    seen = LinksSeen([LinkMeasure("utilisation at most", shares, "% busy at most")])
+    said = (
+        f"Mode {result.mode} simulates blocks and what is between them apart: how busy a link is at most, "
+        "if all who take it send as much as the busiest of them. The mode flattened has each link's own time."
+    )
+    section = fabric_section(machine, seen, ())
+    return replace(section, lead=said)

@@ -33,7 +33,7 @@ ROOTED = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
 @pytest.mark.parametrize(("name", "kind"), PAIRS, ids=lambda value: getattr(value, "name", value))
 @settings(max_examples=6, deadline=None)
 @given(
-    extents=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    extents=st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda extents: prod(extents) <= 24),
     size=st.integers(0, 700),
     chunks=st.integers(1, 3),
     pick=st.randoms(),

@@ -96,7 +96,7 @@ def test_hierarchical_runs_cost_faults_as_flattened_ones_where_no_links_are_shar
     # one way: both ways the members of a block, which is run alone, wait less for the slow one (1 %).
     rings = [("collectives.default", "ring")]
     where = broken(load_machine("torus2d_ring_a100_64", settings=rings), fault)
-    settings = [("training.global_batch", "16")]
+    settings = [("training.global_batch", "16"), ("model.layers", "16")]
     subject = load_job("llama3_1_70b_train_64", settings=settings)
     flat, hierarchical = (
         simulate(subject, where, mode=mode).step_time for mode in ("flattened", "hierarchical")

@@ -180,7 +180,7 @@ def test_an_operator_slows_for_a_while_with_what_bounds_it(engine):
 
 @pytest.mark.parametrize("fault", ["gpu=0 hbm=0.5", "gpu=0 compute=0.5", "gpu=0 bandwidth=0.01"])
 def test_a_fault_from_the_beginning_on_is_a_constant_one(fault):
-    job, where = load_job("llama2_7b_train"), load_machine("dgx_a100")
+    job, where = load_job("llama2_7b_train", settings={"model.layers": 4}), load_machine("dgx_a100")
     times = [
         simulate(job, where.with_faults([parse_fault(f"{fault} {when}")])).step_time
         for when in ("", "from=0s", "from_progress=0", "from=0s until=1000s")

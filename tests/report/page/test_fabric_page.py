@@ -5,12 +5,14 @@ import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.modes.blocks.bounds import most_busy
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.fabric_boxes import boxes_of, layout_of
 from rapid_des.report.link_measures import BINS, LinksSeen, links_seen, utilisation_of
 from rapid_des.report.page.charts import PageSection
 from rapid_des.report.page.document import sections_html
 from rapid_des.report.page.fabric import fabric_charts
+from rapid_des.report.page.whole_run import fabric_of
 from rapid_des.simulation import simulate
 
 
@@ -68,3 +70,15 @@ def test_a_torus_of_131072_gpus_is_drawn_as_blocks_of_which_few_open():
     assert len(whole.nodes) == 4 * 4 * 4
     assert [len(each.nodes) for each in opened] == [131_072 // 64]  # two would be more than 4,000 GPUs
     assert len(sections_html([PageSection("Fabric", [whole, *opened])])) < 8_000_000
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "analytical"])
+def test_no_link_is_busier_than_modes_of_blocks_say_it_is_at_most(mode):
+    job, where = load_job("llama2_7b_train", settings={"model.layers": 2}), load_machine("dgx_a100")
+    whole, blocks = simulate(job, where), simulate(job, where, mode=mode)
+    most, busy = most_busy(blocks.blocks), links_seen(whole.run).measures[0].values * whole.step_time
+    assert (most >= busy - 1).all()
+    assert most.max() < 3 * busy.max()
+    section = fabric_of(blocks, None)
+    assert "at most" in section.lead
+    assert "fabric" in sections_html([section])

@@ -72,7 +72,7 @@ def small(phase, mode, **more):
 
 
 def made(job, machine, result):
-    changes = [CheckedChange("links twice as fast", result.step_time, "compute")]
+    changes = [CheckedChange("links twice as fast", result.step_time, "compute", result.step_time)]
     inputs = [TextFile("job", job.as_yaml()), TextFile("machine", machine.as_yaml())]
     explained = Explained(critical_path(result), changes, explain(price(job, machine)), inputs)
     return page("a job", run_sections(result, explained), result.as_json(), command="rapid-des run a")

@@ -70,7 +70,7 @@ def size_of(path):
             + ["nvlink: 1,024 x 450 GB/s, 350 ns", "infiniband: 512 x 100 GB/s, 155 ns"],
         ),
         ("dragonfly_a100_256", (), ["16 switches", "256 GPUs", "nvlink: 384 x 100 GB/s, 700 ns"]),
-        ("torus_3d_a100", [("fabric.0.size", "[32, 32, 32]")], ["32,768 GPUs"]),
+        ("torus_3d_a100", [("fabric.0.size", "[16, 16, 16]")], ["4,096 GPUs"]),
     ],
 )
 def test_a_large_fabric_is_drawn_by_tiers_and_servers(name, changes, rows, tmp_path):

@@ -43,7 +43,8 @@ def test_between_passes_a_stage_holds_what_waits_for_its_backward(result):
 
 
 def test_requests_have_no_picture_of_memory_over_time(tmp_path):
-    served = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="hybrid")
+    job = load_job("llama2_7b_inference", settings={"model.layers": 1, "inference.output_length": 2})
+    served = simulate(job, load_machine("dgx_a100"), mode="hybrid")
     assert memory(served.trace.job).stages[0].timeline == ()
     with pytest.raises(InputError, match="drawn of training"):
         served.plot_memory(tmp_path / "x.png")

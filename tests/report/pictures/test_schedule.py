@@ -39,7 +39,8 @@ def test_a_picture_is_drawn_alike_twice(tmp_path):
 
 
 def test_requests_have_no_schedule(tmp_path):
-    result = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="analytical")
+    served = load_job("llama2_7b_inference", settings={"model.layers": 1, "inference.output_length": 2})
+    result = simulate(served, load_machine("dgx_a100"), mode="analytical")
     with pytest.raises(InputError, match="a schedule's picture is of training"):
         result.plot_schedule(tmp_path / "x.png")
 
