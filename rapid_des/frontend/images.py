@@ -1,4 +1,4 @@
-"""Images in place of tokens: what a vision transformer has before, in and after its layers.
+"""Images in place of tokens: the operators before and after the layers of a vision transformer.
 
 A sequence is an image. It begins with learned tokens (ViT, arXiv 2010.11929, has one, for the class), and the
 square patches of the image follow. One matrix product embeds the patches; it equals a convolution whose
@@ -42,22 +42,6 @@ def patch_gradients(operations: OperatorList, shard: Shard, patches: PatchesSpec
 def pooled(shard: Shard) -> Shard:
     """Return the shard that the head reads: one position of each sequence, whole on every tp rank."""
     return replace(_whole(shard), tp=shard.tp, query_length=1, key_length=1)
-
-
-def scale_forward(operations: OperatorList, shard: Shard, name: str) -> None:
-    """Append the gain a channel of what a half adds, and keep what it scales."""
-    rows, columns = shard.norm_tokens, shard.hidden
-    size = shard.activation_bytes(rows * columns)
-    kernel = shard.vector("scale", rows, columns)
-    operations.kernel(f"{name}.layer_scale", kernel, saved=size, output=size)
-
-
-def scale_backward(operations: OperatorList, shard: Shard, name: str) -> None:
-    """Append the gradients of those gains, and of what they scale."""
-    rows, columns = shard.norm_tokens, shard.hidden
-    gains, kernel = (shard.vector(kind, rows, columns) for kind in ("norm_gradient", "scale"))
-    operations.kernel(f"{name}.layer_scale.gains", gains, parameters=columns)
-    operations.kernel(f"{name}.layer_scale", kernel, output=shard.activation_bytes(rows * columns))
 
 
 def _whole(shard: Shard) -> Shard:

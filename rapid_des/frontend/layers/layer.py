@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from rapid_des.device.operators import Attention
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.images import scale_backward, scale_forward
-from rapid_des.frontend.matrices import reduce_output
+from rapid_des.frontend.matrices import reduce_output, scale_backward, scale_forward
 from rapid_des.frontend.operations import (
     Counts,
     Operation,
