@@ -194,6 +194,21 @@ class AgentsSpec(Spec, frozen=True):
             raise ValueError("branch_prompt and branch_output are of `branches`: state their number")
 
 
+class ImagesSpec(Spec, frozen=True):
+    """Images in prompts, and their encoder (`rapid_des.serving.images`)."""
+
+    job: str
+    """Job file or preset of the encoder: a vision transformer, its layout and software."""
+    tokens: Count
+    """Tokens that an image adds to a prompt."""
+    count: str | Count = 1
+    """Number of images of a request, as `prompt` states lengths."""
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Share of the requests that have images."""
+    encoders: Count | None = None
+    """Number of encoders on GPUs of their own. Unset: they run on the GPUs of the replicas."""
+
+
 class BesideSpec(Spec, frozen=True):
     """Further replicas of a service, of another model, another layout or another machine."""
 
@@ -282,6 +297,8 @@ class ServingSpec(Spec, frozen=True):
     prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
     replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
     model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    images: ImagesSpec | None = None
+    """Requests have images, as in `{job: encoder.yaml, tokens: 576}`. Unset: text alone."""
     agents: AgentsSpec | None = None
     """Each arrival is a task of an agent, as in `{turns: 6, branches: 3}`: its turns and branches are
     requests, of which as many are served as the command says. Unset: it is one request."""
@@ -322,6 +339,8 @@ class ServingSpec(Spec, frozen=True):
             raise ValueError(f"classes: {twice[0]!r} stands twice")
         if self.agents is not None and self.sessions is not None:
             raise ValueError("sessions: the turns of `agents` are sessions by themselves; state one of both")
+        if self.images is not None and (self.sessions is not None or self.agents is not None):
+            raise ValueError("images: prompts of sessions and agents are text; state one of both")
         if self.agents is not None and self.classes:
             raise ValueError("classes: the requests of `agents` are of one class; state one of both")
         if self.order != "priority" and any(each.priority for each in self.classes):

@@ -7,11 +7,12 @@ from typing import Any
 
 from rapid_des.report.tables import Column, Part, Plain, Table, counted, seconds_text
 
-_CLIENT, _FRONT_ENDS = "  client", "    queue at front ends"
+_CLIENT, _FRONT_ENDS, _ENCODERS = "  client", "    queue at front ends", "    encoders of images"
 _ROWS = {
     "time to first token": "ttft_s",
     _CLIENT: "client_s",
     _FRONT_ENDS: "front_end_queue_s",
+    _ENCODERS: "encoder_s",
     "  queue": "queue_s",
     "  prefill": "prefill_s",
     "time per output token": "tpot_s",
@@ -211,5 +212,5 @@ def _latencies(plain: Plain) -> Iterator[Plain]:
     tasks = plain["tasks"] or {}
     plain = {**plain, "task_s": tasks.get("time_s")}
     for label, key in _ROWS.items():
-        if plain[key] and (label not in (_CLIENT, _FRONT_ENDS) or plain[key]["mean"]):
+        if plain[key] and (label not in (_CLIENT, _FRONT_ENDS, _ENCODERS) or plain[key]["mean"]):
             yield {"name": label, **plain[key]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -37,6 +37,8 @@ class Engine(Struct, frozen=True, dict=True):
     """Order of waiting requests (`rapid_des.serving.policies`)."""
     swap: int = 0
     """Picoseconds per token to move a preempted request to the host, or back; 0: it is recomputed."""
+    encoding: Callable[[int], int] | None = None
+    """Returns the time of a number of images on the replica's GPUs; None: it encodes none."""
     lora: Lora | None = None
     """Costs of adapters; None: requests name none."""
     prefix_tiers: tuple[LowerTier, ...] | None = None

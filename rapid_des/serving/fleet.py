@@ -21,6 +21,7 @@ from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.environment import ServerEnvironment
 from rapid_des.serving.groups import ReplicaGroup
+from rapid_des.serving.images import EncoderPool
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
@@ -73,6 +74,8 @@ class Fleet(Struct, dict=True):
     beside: Sequence[ReplicaGroup] = ()
     """Further replicas, with engines of their own; their numbers follow."""
     classes: Sequence[RequestClass] = (RequestClass("", ""),)
+    encoders: EncoderPool | None = None
+    """Encoders of images with GPUs of their own; None: there are none."""
     name: str = ""
     device: str = ""
     lose: bool = False
@@ -218,6 +221,10 @@ class Fleet(Struct, dict=True):
             self._receive(request)
 
     def _receive(self, request: Request) -> None:
+        if self.encoders is not None and request.images and not request.encoding:
+            request.encoding = self.encoders.time(int(self.env.now), request.images)
+            self.env.timeout(request.encoding).callbacks.append(lambda _: self._receive(request))
+            return
         request.received = int(self.env.now)
         if self._is_full(request.kind):
             self._drop(request, self.shed)

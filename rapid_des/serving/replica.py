@@ -250,6 +250,9 @@ class Replica(ReplicaState):
         return Batch(decodes, self._group.keys if decodes else 0, chunks, self._group.checked)
 
     def _begin(self, selection: Selection) -> None:
+        images = sum(request.images for request, _ in selection.chunks if request.started == NEVER)
+        if images and self.engine.encoding is not None:
+            self._loading += self.engine.encoding(images)
         for request, _ in selection.chunks:  # all, before room for one drops what another found
             if request not in self.prefilling:
                 self._admit(request)

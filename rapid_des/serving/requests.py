@@ -70,6 +70,10 @@ class Request(Struct, eq=False):
     """The content of its prompt and of its answer, for a cache of prefixes."""
     carried: bool = False
     """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
+    images: int = 0
+    """Number of images in its prompt."""
+    encoding: int = 0
+    """Time until encoders with GPUs of their own have encoded its images."""
     replica: int = NEVER
     front_end_queue: int = 0
     """Time that it waited for a front end."""

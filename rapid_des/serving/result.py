@@ -31,8 +31,9 @@ from rapid_des.units import PS_PER_S
 
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
-_COLUMNS = ("number", "kind", "task", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
-            "started", "first_token", "transfer", "finished", "preemptions", "retries")  # fmt: skip
+_COLUMNS = ("number", "kind", "task", "arrival", "prompt", "output", "replica", "front_end_queue",
+            "encoding", "received", "started", "first_token", "transfer", "finished", "preemptions",
+            "retries")  # fmt: skip
 
 
 class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
@@ -255,6 +256,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "ttft_s": spread(self.ttft),
             "client_s": spread(self.client),
             "front_end_queue_s": spread(self.requests["front_end_queue"]),
+            "encoder_s": spread(self.requests["encoding"][self.requests["encoding"] > 0]),
             "queue_s": spread(self.queue),
             "prefill_s": spread(self.prefill),
             "tpot_s": spread(self.tpot),

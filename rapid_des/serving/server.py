@@ -16,6 +16,7 @@ from rapid_des.serving.classes import classes_of, kinds_of, takers
 from rapid_des.serving.engines import engine_of, iteration_costs
 from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.groups import Beside, ReplicaGroup, besides_of
+from rapid_des.serving.images import encoder_of, encoders_of, with_images
 from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.pools import Pool, pools_of, sharing
 from rapid_des.serving.result import ServeResult
@@ -85,6 +86,10 @@ def serve_workload(  # noqa: PLR0913 - as above
     of_prompts = (
         engine if pools[0].job is job else replace(engine_of(pools[0].job, healthy, mine, cache), drafts=None)
     )
+    encoder = None if spec.images is None else encoder_of(job, healthy, spec.images, engine.gpus, cache)
+    encoders = encoders_of(job, machine, encoder, pools[-1].end)
+    if encoder is not None and encoders is None:
+        engine, of_prompts = (replace(made, encoding=encoder.time) for made in (engine, of_prompts))
     beside = [
         _group(each, workload.of_kinds(kinds), kinds, cache)
         for each, kinds in zip(besides, others, strict=True)
@@ -109,6 +114,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         takes=takes,
         beside=beside,
         classes=classes,
+        encoders=encoders,
         name=job.name,
         device=machine.device.spec.name,
     )
@@ -118,6 +124,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
     gpus = pools[-1].end + sum(group.replicas * group.engine.gpus for group in beside)
+    gpus += 0 if encoders is None else encoders.gpus
     return ServeResult.of(fleet, name=job.name, gpus=gpus, interrupted=not complete)
 
 
@@ -151,6 +158,8 @@ def _check_beside(job: Job, spec: ServingSpec, machine: Machine) -> None:
         problem = "replicas that compute prompts alone send to those of their own job"
     elif spec.outages or machine.faults:
         problem = "outages and faults are of the machine of one job"
+    elif spec.images is not None:
+        problem = "images are encoded for the replicas of one job"
     if problem:
         raise ConfigError(f"{problem}: state no further replicas", file=job.file, key="serving.beside")
 
@@ -260,7 +269,8 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     think, kinds = int(spec.session_think or 0), kinds_of(spec.classes)
     agents = None if spec.agents is None else _agents(spec.agents)
     marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds, agents)
-    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
+    drawn = draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
+    return drawn if spec.images is None else with_images(drawn, spec.images, seed)
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:

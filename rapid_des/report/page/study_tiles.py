@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rapid_des.report.page.charts import Tile, Tiles
@@ -31,9 +31,9 @@ def plan_tiles(plan: Plain) -> Tiles:
         most = min(leanings, key=lambda each: float(each["change"]))
         tiles.append(
             Tile(
-                "What it depends on most",
+                "What to change",
                 str(most["part"]),
-                f"10 % faster: {most['change']:+.1%} of the step",
+                f"10 % faster: {most['change']:+.1%} of the step; nothing else gives more",
             )
         )
     return Tiles(tiles)
@@ -48,13 +48,26 @@ def sweep_tiles(plain: Plain) -> Tiles:
         where = ", ".join(f"{axis} {best[0][axis]}" for axis in axes if axis in best[0])
         name = f"Best {heading(objective)}"
         tiles.insert(0, Tile(name, shown(objective, best[0][objective]), f"point {best[0]['id']}: {where}"))
+        tiles += _bounds(best[0])
         alike = sum(row.get("told_apart") is False for row in best[1:])
         if alike:
             tiles.append(Tile("How sure", f"{alike + 1} alike", "measurements would not distinguish them"))
     if plain["main_effects"]:
         most = plain["main_effects"][0]
-        tiles.append(Tile("What matters most", str(most["axis"]), f"{most['share']:.0%} of the differences"))
+        share = f"it makes {most['share']:.0%} of the differences between points"
+        tiles.append(Tile("What to change", str(most["axis"]), share))
     return Tiles(tiles)
+
+
+def _bounds(row: Mapping[str, Any]) -> Iterator[Tile]:
+    """Yield what bounds a point, and how much memory it needs."""
+    parts = row.get("breakdown_s") or {}
+    if row.get("bound") and parts:
+        largest = max(parts, key=lambda part: parts[part])
+        share = parts[largest] / max(row["step_time_s"], 1e-12)
+        yield Tile("What bounds the best", str(row["bound"]), f"{largest}: {share:.1%} of its step")
+    if row.get("memory_bytes"):
+        yield Tile("Does it fit", "yes", f"{row['memory_bytes'] / _GIB:.1f} GiB on the fullest GPU")
 
 
 def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
@@ -71,6 +84,7 @@ def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
             tiles.append(
                 Tile(label, seconds_text(found["p99"]), f"{limit}median {seconds_text(found['p50'])}")
             )
+    tiles += _spent(plain)
     rate, queue = plain["throughput"], plain.get("queue_s") or {}
     tokens = f"{rate['output_tokens_per_s']:,.0f} tokens/s out"
     tiles.append(Tile("How much it does", f"{rate['requests_per_s']:.3g} requests/s", tokens))
@@ -87,6 +101,29 @@ def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
     return Tiles(tiles)
 
 
+_SHORTENS = {
+    "waiting in the queue": "more replicas, or more room for the KV cache",
+    "prefill": "a prefix cache, more tp, or GPUs for prompts alone",
+    "decoding": "lower precision, speculative decoding, or more tp",
+}
+"""What usually shortens a part of requests; no simulation stands behind it."""
+
+
+def _spent(plain: Plain) -> Iterator[Tile]:
+    """Yield what requests spend their time on, and what shortens that."""
+    queue, prefill, whole = (
+        (plain.get(f"{name}_s") or {}).get("mean") for name in ("queue", "prefill", "e2e")
+    )
+    if not whole or queue is None or prefill is None:
+        return
+    parts = dict(zip(_SHORTENS, (queue, prefill, max(whole - queue - prefill, 0.0)), strict=True))
+    most = max(parts, key=lambda part: parts[part])
+    yield Tile(
+        "What bounds it", most, f"{parts[most] / whole:.1%} of the mean request of {seconds_text(whole)}"
+    )
+    yield Tile("What to change", most, f"{_SHORTENS[most]}; capacity and sweep say by how much")
+
+
 def sample_tiles(sample: Plain) -> Tiles:
     """Return what faults cost each configuration."""
     found = []
@@ -94,7 +131,24 @@ def sample_tiles(sample: Plain) -> Tiles:
         mean, healthy = each["step_time_s"]["mean"], each["healthy_s"]
         note = f"mean of the draws {seconds_text(mean)}, healthy {seconds_text(healthy)}"
         found.append(Tile(str(each["configuration"]), change_text(mean, healthy), note))
+    rows = [row for each in sample["configurations"] for row in each["rows"] if row.get("slowdown")]
+    if rows:
+        worst = max(rows, key=lambda row: float(row["slowdown"]))
+        slower = change_text(worst["slowdown"], 1)
+        found.append(Tile("What to mend first", ", ".join(worst["faults"]), f"the worst draw: {slower}"))
     return Tiles(found)
+
+
+_LESS = {
+    "checkpoints": "write them to a nearer place, or less often",
+    "rework": "checkpoint more often",
+    "detection": "notice failures sooner",
+    "diagnosis": "find the failed part sooner",
+    "spare_wait": "hold more spares",
+    "restart_start": "start the job again in less time",
+    "restart_load": "load checkpoints from a nearer place",
+}
+"""What makes a part of a run's lost time shorter."""
 
 
 def goodput_tiles(plain: Plain) -> Tiles:
@@ -105,6 +159,8 @@ def goodput_tiles(plain: Plain) -> Tiles:
         worst = max(lost, key=lambda name: lost[name])
         share = f"{lost[worst] / plain['wall_s']:.2%} of the wall time"
         tiles.append(Tile("What costs most", worst.replace("_", " "), share))
+        half = f"half of that time is {lost[worst] / plain['wall_s'] / 2:.2%} more goodput at most"
+        tiles.append(Tile("What to change", _LESS.get(worst, worst.replace("_", " ")), half))
     incidents = plain["incidents"]
     if incidents and any(incidents.values()):
         often = max(incidents, key=lambda name: incidents[name])
@@ -133,9 +189,20 @@ def capacity_tiles(plain: Plain) -> Tiles:
                 f"{best['rate_per_s']:.3g} requests/s",
                 f"95% between {low:.3g} and {high:.3g}",
             ),
+            *_limit(best.get("broken_above") or ""),
             Tile("How sure", f"{alike + 1} alike" if alike else "first alone", f"of {len(rows)} layouts"),
         ]
     )
+
+
+def _limit(broken: str) -> Iterator[Tile]:
+    """Yield which limit breaks first at a higher rate, and what usually keeps it."""
+    if not broken:
+        yield Tile("What bounds it", "throughput", "it serves no higher rate, however late")
+        return
+    yield Tile("What bounds it", broken, "the first limit that breaks at a higher rate")
+    part = "decoding" if broken.startswith("tpot") else "prefill"
+    yield Tile("What to change", part, f"{_SHORTENS[part]}; other layouts say by how much")
 
 
 def layout_name(row: Mapping[str, Any]) -> str:
