@@ -29,6 +29,8 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Unset: hidden / heads."""
     qkv_bias: bool = False
     """Whether the query, key and value projection has biases."""
+    key_bias: bool = True
+    """Whether keys have a bias where `qkv_bias` gives one; false: queries and values alone (DINOv3)."""
     output_bias: bool = False
     """Whether the projection after the attention has a bias."""
     window: Count | None = None
@@ -225,6 +227,8 @@ class PatchesSpec(Spec, frozen=True):
     """Values of a pixel."""
     extra: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 1
     """Learned tokens before the patches: the one that stands for the class, and registers."""
+    mask: bool = False
+    """Whether a further learned token takes the place of hidden patches while the model learns (DINOv2)."""
 
     def __post_init__(self) -> None:
         if self.image % self.size:

@@ -358,3 +358,19 @@ def _weight_gradient(operations: OperatorList, shard: Shard, linear: Linear, aft
     operations.kernel(
         f"{linear.name}.bias_gradient", reduction, after=after, parameters=linear.parameters, deferrable=True
     )
+
+
+def scale_forward(operations: OperatorList, shard: Shard, name: str) -> None:
+    """Append the gain a channel of what a half adds, and keep what it scales."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    kernel = shard.vector("scale", rows, columns)
+    operations.kernel(f"{name}.layer_scale", kernel, saved=size, output=size)
+
+
+def scale_backward(operations: OperatorList, shard: Shard, name: str) -> None:
+    """Append the gradients of those gains, and of what they scale."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    gains, kernel = (shard.vector(kind, rows, columns) for kind in ("norm_gradient", "scale"))
+    operations.kernel(f"{name}.layer_scale.gains", gains, parameters=columns)
+    operations.kernel(f"{name}.layer_scale", kernel, output=shard.activation_bytes(rows * columns))

@@ -75,13 +75,17 @@ class Model:
     def unsplit_parameters(self, layer: Layer) -> int:
         """Return a layer's parameters that are whole on every tp rank: norms, and biases after reductions."""
         whole = sum(half.parameters.whole_vectors for half in layer.halves)
-        return layer.norm_count * self.spec.norm_parameters + whole
+        return layer.norm_count * self.spec.norm_parameters + self._gains(layer) + whole
+
+    def _gains(self, layer: Layer) -> int:
+        """Return the parameters of a layer that scale what its halves add."""
+        return len(layer.halves) * self.spec.hidden * self.spec.layer_scale
 
     def layer_parameters(self, kind: int) -> int:
         """Return all parameters of a layer of one kind."""
         layer = self.kinds[kind]
         halves = sum(half.parameters.total for half in layer.halves)
-        return layer.norm_count * self.spec.norm_parameters + halves
+        return layer.norm_count * self.spec.norm_parameters + self._gains(layer) + halves
 
     def head_parameters(self) -> int:
         """Return the output head's parameters, but for a bias: as many as the token table has."""
@@ -92,7 +96,7 @@ class Model:
         patches = self.spec.patches
         if patches is None:
             return self.head_parameters()
-        return self.spec.hidden * (patches.width + 1 + patches.extra)
+        return self.spec.hidden * (patches.width + 1 + patches.extra + patches.mask)
 
     @property
     def parameters(self) -> int:
@@ -270,6 +274,8 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     """
     operations = OperatorList()
     norm_forward(operations, shard, "head.norm", shard.norm_tokens)
+    if not shard.model.vocabulary:
+        return operations.finish()
     shard = _of_head(shard)
     rows, columns = shard.tokens, shard.vocabulary_part
     dtype = _loss_dtype(shard)
@@ -304,6 +310,9 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     the table's gradient.
     """
     operations = OperatorList()
+    if not shard.model.vocabulary:
+        norm_backward(operations, shard, "head.norm", operations.last)
+        return operations.finish()
     whole, shard = shard, _of_head(shard)
     rows, columns = shard.tokens, shard.vocabulary_part
     if shard.cross_entropy == "torch":
@@ -335,6 +344,9 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     rows = shard.sampled
     if not rows:
         return ()
+    if not shard.model.vocabulary:  # features of all positions
+        norm_forward(operations, shard, "head.norm", shard.norm_tokens)
+        return operations.finish()
     norm_forward(operations, shard, "head.norm", rows)
     column_forward(operations, shard, _head(shard, rows), saved=0)
     if shard.model.logit_softcap:

@@ -122,8 +122,9 @@ class ModelSpec(Spec, frozen=True):
     """Which norm stands at both halves of a layer and before the head."""
     position: Literal["rope", "learned", "none"]
     """Rotary embedding of queries and keys, a learned table of positions, or neither."""
-    vocabulary: Count
-    """Tokens of the vocabulary, without padding; of images the classes."""
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+    """Tokens of the vocabulary, without padding; of images the classes, and 0 for a model without a head,
+    which makes features (DINO)."""
     max_positions: Count
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
@@ -137,6 +138,8 @@ class ModelSpec(Spec, frozen=True):
     block: Block = "sequential"
     """Whether the feed-forward reads what attention made, or both the same stream (GPT-NeoX): each by a
     norm of its own, or by one (Falcon 7B)."""
+    layer_scale: bool = False
+    """Whether a gain a channel scales what each half adds (CaiT, DINO)."""
     head_bias: bool = False
     """Whether the output head has a bias a token."""
     logit_softcap: bool = False
@@ -156,8 +159,12 @@ class ModelSpec(Spec, frozen=True):
                 raise ValueError(f"exceptions: there are no layers {other.start} to {stop} of {self.layers}")
             if other.attention is None and other.feed_forward is None:
                 raise ValueError("exceptions: one states neither attention nor feed_forward")
+        if self.layer_scale and (self.norms, self.block) != ("before", "sequential"):
+            raise ValueError("layer_scale: allowed with norms before, and a sequential block")
         if self.patches is not None:
             self._check_images(self.patches)
+        elif not self.vocabulary:
+            raise ValueError("vocabulary 0: only models of images (patches) have none")
 
     def _check_images(self, patches: PatchesSpec) -> None:
         if self.max_positions != patches.positions:
@@ -165,6 +172,8 @@ class ModelSpec(Spec, frozen=True):
             raise ValueError(f"max_positions {self.max_positions}: {has}")
         if self.tied_embeddings or self.predictions:
             raise ValueError("patches: images have no table of tokens to tie a head to, or to predict")
+        if self.head_bias and not self.vocabulary:
+            raise ValueError("head_bias: there is no head, as vocabulary is 0")
 
     @property
     def norm_parameters(self) -> int:

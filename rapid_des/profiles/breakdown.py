@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.profiles.events import DeviceEvents, Profile
+from rapid_des.values import replace
 
 NS_PER_S = 1_000_000_000
 PARTS = ("compute", "exposed_communication", "exposed_copies", "host", "waiting")
@@ -126,19 +127,19 @@ def _rank_report(profile: Profile) -> RankReport:
     windows, parts = list(_windows(profile)), dict.fromkeys(PARTS, 0)
     steady = _steady(profile.events, windows)
     events, kinds, groups = profile.events, dict[str, int](), dict[str, int]()
+    reached = np.maximum.accumulate(events.end)
     for number in steady:
-        for part, time in _parts(events, *windows[number]).items():
+        begin, end = windows[number]
+        for part, time in _parts(_between(events, reached, begin, end), begin, end).items():
             parts[part] += time
     inside = _inside(events, [windows[number] for number in steady])
-    for event in np.flatnonzero(inside).tolist():
-        kind, time = (
-            events.classes[events.name[event]] or UNKNOWN,
-            int(events.end[event] - events.start[event]),
-        )
+    for row, _, time in _of_names(events, inside):
+        kind = events.classes[row] or UNKNOWN
         kinds[kind] = kinds.get(kind, 0) + time
-        if (called := events.collectives.get(event)) is not None:
+    for event, called in sorted(events.collectives.items()):
+        if inside[event]:
             name = f"{called.name} over {called.group_size or '?'} ranks"
-            groups[name] = groups.get(name, 0) + time
+            groups[name] = groups.get(name, 0) + int(events.end[event] - events.start[event])
     many = len(steady)
     return RankReport(
         profile=profile,
@@ -168,10 +169,10 @@ def _windows(profile: Profile) -> Iterator[tuple[int, int]]:
         yield (int(events.start[0]), int(events.end.max())) if len(events) else profile.span
         return
     owner = np.searchsorted([step.start for step in profile.steps], events.called, side="right") - 1
-    firsts = [events.start[owner == number] for number in range(len(profile.steps))]
-    begins = [
-        int(first[0]) if len(first) else step.start for first, step in zip(firsts, profile.steps, strict=True)
-    ]
+    begins = [step.start for step in profile.steps]
+    for number, first in zip(*np.unique(owner, return_index=True), strict=True):
+        if number >= 0:
+            begins[number] = int(events.start[first])
     for number, (begin, step) in enumerate(zip(begins, profile.steps, strict=True)):
         if number + 1 < len(begins):
             end = begins[number + 1]
@@ -183,7 +184,7 @@ def _windows(profile: Profile) -> Iterator[tuple[int, int]]:
 def _steady(events: DeviceEvents, windows: Sequence[tuple[int, int]]) -> Sequence[int]:
     """Return which steps used the GPU and are about as long as the median; of few all that used it."""
     every = range(len(windows))
-    busy = [number for number in every if _inside(events, [windows[number]]).any()] or every
+    busy = [number for number in every if np.diff(np.searchsorted(events.start, windows[number]))[0]] or every
     if len(busy) < _FEW:
         return busy
     times = [windows[number][1] - windows[number][0] for number in busy]
@@ -194,21 +195,39 @@ def _steady(events: DeviceEvents, windows: Sequence[tuple[int, int]]) -> Sequenc
 def _inside(events: DeviceEvents, windows: Sequence[tuple[int, int]]) -> Bools:
     """Return which events start within one of the windows."""
     found = np.zeros(len(events), np.bool_)
-    for begin, end in windows:
-        found |= (events.start >= begin) & (events.start < end)
+    for window in windows:
+        first, last = np.searchsorted(events.start, window)
+        found[first:last] = True
     return found
+
+
+def _between(events: DeviceEvents, reached: Int64s, begin: int, end: int) -> DeviceEvents:
+    """Return the events of which some part is between two instants, with one on each side of them.
+
+    `reached` is the latest end of the events up to each. Collectives and products are left out.
+    """
+    first, last = int(np.searchsorted(reached, begin, side="right")), int(np.searchsorted(events.start, end))
+    here = slice(max(first - 1, 0), last + 1)
+    columns = ("name", "stream", "start", "end", "called", "launched")
+    parts = {column: getattr(events, column)[here] for column in columns}
+    return replace(events, **parts, collectives={}, products={})
+
+
+def _of_names(events: DeviceEvents, inside: Bools) -> Iterator[tuple[int, int, int]]:
+    """Yield the name's row, the number of events and their nanoseconds, of events that are inside."""
+    names, lengths = events.name[inside], (events.end - events.start)[inside]
+    counts = np.bincount(names, minlength=len(events.names))
+    times = np.bincount(names, weights=lengths, minlength=len(events.names))
+    for row in np.flatnonzero(counts).tolist():
+        yield row, int(counts[row]), round(float(times[row]))
 
 
 def _operators(rank: RankReport) -> Iterator[tuple[tuple[str, str], int, int]]:
     """Yield each kernel's (name, class), its number of calls and their time in nanoseconds."""
     events = rank.profile.events
     inside = _inside(events, [rank.windows[number] for number in rank.steady])
-    names, lengths = events.name[inside], (events.end - events.start)[inside]
-    counts = np.bincount(names, minlength=len(events.names))
-    times = np.bincount(names, weights=lengths, minlength=len(events.names))
-    for row in np.flatnonzero(counts).tolist():
-        key = (events.names[row], events.classes[row] or UNKNOWN)
-        yield key, int(counts[row]), round(float(times[row]))
+    for row, count, time in _of_names(events, inside):
+        yield (events.names[row], events.classes[row] or UNKNOWN), count, time
 
 
 def _parts(events: DeviceEvents, begin: int, end: int) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rapid_des.config import to_tree
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job, load_model
 from rapid_des.importers.hugging_face import import_hugging_face
@@ -28,21 +29,47 @@ HUGE = config(1280, 32, 16, 5120, 14)
 """Of google/vit-base-patch16-224, vit-large-patch16-224 and vit-huge-patch14-224-in21k."""
 
 
+DINO_V2 = {
+    "model_type": "dinov2", "drop_path_rate": 0.0, "hidden_act": "gelu", "hidden_size": 768,
+    "image_size": 518, "layer_norm_eps": 1e-6, "layerscale_value": 1.0, "mlp_ratio": 4,
+    "num_attention_heads": 12, "num_channels": 3, "num_hidden_layers": 12, "patch_size": 14, "qkv_bias": True,
+}  # fmt: skip
+GIANT = {"hidden_size": 1536, "num_attention_heads": 24, "num_hidden_layers": 40, "use_swiglu_ffn": True}
+DINO_V3 = {
+    "model_type": "dinov3_vit", "hidden_act": "gelu", "hidden_size": 384, "image_size": 224,
+    "intermediate_size": 1536, "key_bias": False, "layerscale_value": 1.0, "mlp_bias": True,
+    "num_attention_heads": 6, "num_hidden_layers": 12, "num_register_tokens": 4, "patch_size": 16,
+    "pos_embed_rescale": 2.0, "proj_bias": True, "query_bias": True, "rope_theta": 100.0,
+    "use_gated_mlp": False, "value_bias": True,
+}  # fmt: skip
+SEVEN_B = {
+    "hidden_size": 4096, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 40,
+    "hidden_act": "silu", "use_gated_mlp": True, "query_bias": False, "value_bias": False,
+}  # fmt: skip
+
+
 def imported(tmp_path, stated):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     return import_hugging_face(tmp_path).model
 
 
 @pytest.mark.parametrize(
-    ("stated", "parameters"), [(BASE, 86_567_656), (LARGE, 304_326_632), (HUGE, 632_045_800)]
+    ("stated", "parameters"),
+    [
+        (BASE, 86_567_656),
+        (LARGE, 304_326_632),
+        (HUGE, 632_045_800),
+        (DINO_V2, 86_580_480),
+        (DINO_V2 | GIANT, 1_136_480_768),
+        (DINO_V3, 21_596_544),
+        (DINO_V3 | SEVEN_B, 6_716_035_072),
+    ],
 )
 def test_parameters_are_those_of_the_published_checkpoints(tmp_path, stated, parameters):
     assert imported(tmp_path, stated).parameters == parameters
 
 
 def model(tmp_path, **changes):
-    from rapid_des.config import to_tree
-
     return to_tree(imported(tmp_path, BASE).spec, "model") | changes
 
 
@@ -143,3 +170,24 @@ def test_an_encoder_is_no_server(tmp_path):
 def test_models_that_can_not_be_are_refused(tmp_path, changes, problem):
     with pytest.raises(ConfigError, match=problem):
         load_model(model(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("stated", [DINO_V2 | {"image_size": 56}, DINO_V3], ids=["dinov2", "dinov3"])
+def test_a_backbone_ends_with_its_norm_and_its_gains_learn(tmp_path, stated):
+    model = imported(tmp_path, stated | {"num_hidden_layers": 2, "num_attention_heads": 6})
+    positions, machine = model.spec.max_positions, load_machine("dgx_a100")
+    tree = {"model": to_tree(model.spec, "model"), "phase": "training", "parallelism": {"tp": 2}}
+    step = {"global_batch": 8, "micro_batch": 8, "sequence_length": positions}
+    result = simulate(load_job(tree | {"training": step}), machine)
+    names = [operator.name for operator in result.trace.operators]
+    assert [name for name in names if ".head" in name] == ["forward.head.norm", "backward.head.norm"]
+    gains = [name for name in names if name.endswith("layer_scale.gains")]
+    assert gains == ["backward.ffn.layer_scale.gains", "backward.attention.layer_scale.gains"]
+    served = {"model": tree["model"], "phase": "inference"}
+    served["inference"] = {"batch": 4, "prompt_length": positions, "output_length": 1}
+    assert 0 < simulate(load_job(served), machine).step_time < result.step_time
+
+
+def test_a_model_without_a_head_is_one_of_images(tmp_path):
+    with pytest.raises(ConfigError, match="vocabulary 0: only models of images"):
+        load_model({**model(tmp_path, vocabulary=0, head_bias=False), "patches": None})

@@ -8,7 +8,7 @@ inside the fused kernel and is not charged; unfused it is a kernel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol, Unpack, runtime_checkable
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from rapid_des.device.operators import Attention
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.matrices import reduce_output
+from rapid_des.frontend.matrices import reduce_output, scale_backward, scale_forward
 from rapid_des.frontend.operations import (
     Counts,
     Operation,
@@ -192,6 +192,7 @@ class Layer(Struct, frozen=True):
             half.forward(operations, inner)
             if self.norms != "before":
                 norm_forward(operations, shard, f"{half.name}.post_norm", shard.norm_tokens, adds=False)
+            _scaled(operations, shard, half.name, scale_forward)
             if self.block == "sequential":
                 residual_forward(operations, shard, half.name, bias=half.output_bias)
         if self.block != "sequential":
@@ -213,6 +214,7 @@ class Layer(Struct, frozen=True):
         ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
+            _scaled(operations, shard, half.name, scale_backward)
             if self.norms != "before":
                 norm_backward(operations, shard, f"{half.name}.post_norm", operations.last)
             ready.append(half.backward(operations, shard))
@@ -231,6 +233,14 @@ class Layer(Struct, frozen=True):
         if self.norms == "after":
             return False
         return half is self.mixer or self.block != "parallel_one_norm"
+
+
+def _scaled(
+    operations: OperatorList, shard: Shard, name: str, append: Callable[[OperatorList, Shard, str], None]
+) -> None:
+    """Append the gains of what a half adds, where the model has them."""
+    if shard.model.layer_scale:
+        append(operations, shard, name)
 
 
 class LayerKind(Struct, frozen=True):

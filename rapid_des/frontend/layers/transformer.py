@@ -37,7 +37,8 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     hidden: int
     core: AttentionCore
-    qkv_bias: bool
+    biases: int
+    """Biases of queries, keys and values."""
     output_bias: bool
     rotary_dim: int
     """Number of channels of a head that are rotated (RoPE)."""
@@ -55,9 +56,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         projected = query * (1 + self.output_gate) + 2 * kv
         return Parameters(
             matrices=self.hidden * (projected + query),
-            split_vectors=projected * self.qkv_bias
-            + core.heads * self.sinks
-            + (query + kv) * (self.qk_norm == "whole"),
+            split_vectors=self.biases + core.heads * self.sinks + (query + kv) * (self.qk_norm == "whole"),
             whole_vectors=self.hidden * self.output_bias + 2 * core.head_dim * (self.qk_norm == "head"),
         )
 
@@ -87,7 +86,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         inner = self._result_bytes(shard, core.result_width(shard))
         stream = shard.activation_bytes(shard.norm_tokens * shard.hidden)
         column_forward(operations, shard, qkv, saved=stream)
-        if self.qkv_bias and defers_bias(shard):
+        if self.biases and defers_bias(shard):
             kernel = shard.vector("bias_add", shard.tokens, qkv.columns)
             operations.kernel("attention.qkv.bias", kernel, output=width)
         self._normalize(operations, shard)
@@ -140,7 +139,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _qkv(self, shard: Shard) -> Linear:
         queries = self.core.query_width(shard) * (1 + self.output_gate)
         columns = queries + 2 * self.core.key_width(shard)
-        return Linear("attention.qkv", columns, self.hidden, self.qkv_bias, shard.tokens)
+        return Linear("attention.qkv", columns, self.hidden, self.biases > 0, shard.tokens)
 
     def _output(self, shard: Shard) -> Linear:
         inner = self.core.result_width(shard)
@@ -206,13 +205,19 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
     return GroupedQueryAttention(
         hidden=model.hidden,
         core=core,
-        qkv_bias=spec.qkv_bias,
+        biases=_biases(spec, core),
         output_bias=spec.output_bias,
         rotary_dim=_rotary_dim(spec, model, head_dim, file),
         qk_norm=spec.qk_norm,
         sinks=spec.sinks,
         output_gate=spec.output_gate,
     )
+
+
+def _biases(spec: AttentionSpec, core: AttentionCore) -> int:
+    """Return how many biases queries, keys and values have."""
+    heads = core.heads * (1 + spec.output_gate) + core.kv_heads * (1 + spec.key_bias)
+    return heads * core.head_dim * spec.qkv_bias
 
 
 def _rotary_dim(spec: AttentionSpec, model: ModelSpec, head_dim: int, file: str) -> int:

@@ -19,7 +19,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 from rapid_des.importers import Importer
-from rapid_des.importers.hugging_face import gpt, hybrid, llama, minimax, multimodal
+from rapid_des.importers.hugging_face import gpt, hybrid, llama, minimax, multimodal, vision
 from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
@@ -83,7 +83,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
     "roberta": gpt.bert,
-    "vit": gpt.vit,
+    "dinov2": vision.dinov2,
+    "dinov2_with_registers": vision.dinov2,
+    "dinov3_vit": vision.dinov3,
+    "vit": vision.vit,
     "xlm-roberta": gpt.bert,
 }
 """The importing functions by `model_type`."""
@@ -91,7 +94,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("clip", "siglip"), "a pair of towers, for images and for texts,"),
     **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), "a tower without a head of classes"),
     **dict.fromkeys(("clip_text_model", "siglip_text_model"), "a tower without a head of tokens"),
-    **dict.fromkeys(("dinov2", "dinov3_vit"), "an encoder whose layers are scaled (layer_scale)"),
     **dict.fromkeys(("distilbert", "electra"), "an encoder with keys or widths of its own"),
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
 }

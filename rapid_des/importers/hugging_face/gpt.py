@@ -55,30 +55,6 @@ def opt(keys: Keys) -> Tree:
     }
 
 
-def vit(keys: Keys) -> Tree:
-    """Read ViT: patches behind a token for the class, attention to both sides, a head of classes."""
-    hidden = keys.count("hidden_size")
-    patch, image = keys.count("patch_size", 16, least=1), keys.count("image_size", 224, least=1)
-    keys.ignore("it is of masked training, which is not simulated", "encoder_stride")
-    keys.ignore("the pooler is not part of a classifier", "pooler_act", "pooler_output_size")
-    patches = {"size": patch, "image": image, "channels": keys.count("num_channels", 3, least=1)}
-    names = keys.get("id2label", dict, {})
-    keys.overrule("id2label says it", *(("num_labels",) if names else ()))
-    classes = len(names) or keys.count("num_labels", 2, least=1)
-    bias = keys.flag("qkv_bias", default=True)
-    attention = {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": True}
-    return {
-        "hidden": hidden,
-        "attention": attention | {"causal": False},
-        **_encoder_layers(keys),
-        "vocabulary": classes,
-        "max_positions": (image // patch) ** 2 + 1,
-        "tied_embeddings": False,
-        "head_bias": True,
-        "patches": patches,
-    }
-
-
 def bert(keys: Keys) -> Tree:
     """Read BERT and RoBERTa: attention to both sides; the rows of token types stand with those of positions.
 
@@ -96,7 +72,7 @@ def bert(keys: Keys) -> Tree:
             "output_bias": True,
             "causal": False,
         },
-        **_encoder_layers(keys),
+        **encoder_layers(keys),
         "vocabulary": keys.count("vocab_size", 30522),
         "max_positions": keys.count("max_position_embeddings", 512) + keys.count("type_vocab_size", 2),
         "tied_embeddings": True,
@@ -104,7 +80,7 @@ def bert(keys: Keys) -> Tree:
     }
 
 
-def _encoder_layers(keys: Keys) -> Tree:
+def encoder_layers(keys: Keys) -> Tree:
     """Read what the layers of encoders have in common."""
     return {
         "layers": keys.count("num_hidden_layers", least=1),
