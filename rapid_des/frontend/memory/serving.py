@@ -78,8 +78,9 @@ class KvCapacity(Struct, frozen=True):
 def kv_capacity(job: Job, capacity: int) -> KvCapacity | None:
     """Return how many tokens' keys and values the engine's pool holds on GPUs of `capacity` bytes.
 
-    None where the software profile states no pool, or requests keep nothing (encoders). Requests are taken as long as the job's longest: states of
-    Mamba-2 and windows, which do not grow with a request, are spread over its tokens.
+    None where the software profile states no pool, or requests keep nothing (encoders). Requests are taken as
+    long as the job's longest: states of Mamba-2 and windows, which do not grow with a request, are spread
+    over its tokens.
 
     >>> from rapid_des.frontend import load_job
     >>> found = kv_capacity(load_job("llama2_7b_inference"), 80 * 2**30)
