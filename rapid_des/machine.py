@@ -112,6 +112,19 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """
 
 
+class NetworkKey(Struct, frozen=True, eq=False):
+    """A key of machines that differ in nothing but their device; by value."""
+
+    content: tuple[object, ...]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all but the devices of two machines is equal."""
+        return isinstance(other, NetworkKey) and (self is other or self.content == other.content)
+
+    def __hash__(self) -> int:
+        return hash(self.content[1:3])
+
+
 class Machine(Struct, frozen=True, eq=False, dict=True):
     """A machine as simulations use it.
 
@@ -224,8 +237,13 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         return hash((self.name, self.device, self.healthy, self.faults))
 
     def _content(self) -> tuple[object, ...]:
+        return self.device, *self.network.content
+
+    @cached_property
+    def network(self) -> NetworkKey:
+        """What collectives by themselves follow from: the machine but for its device."""
         stated = structs.replace(self.spec, device="", fabric=(), faults=())
-        return stated, self.device, self.healthy, self.faults, sorted(self.dead)
+        return NetworkKey((stated, self.healthy, self.faults, sorted(self.dead)))
 
     def as_yaml(self) -> str:
         """Return a machine file, its device and all faults in it, that loads to an equal machine.
