@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -215,7 +215,9 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
 
     def __eq__(self, other: object) -> bool:
         """Return whether two machines are equal by content, whatever the location of their files."""
-        return self is other or (isinstance(other, Machine) and self._content() == other._content())
+        return self is other or (
+            isinstance(other, Machine) and (self.device, self.network) == (other.device, other.network)
+        )
 
     def __ne__(self, other: object) -> bool:  # a Struct's own `!=` does not ask `__eq__`
         return not self == other
@@ -223,9 +225,11 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
     def __hash__(self) -> int:
         return hash((self.name, self.device, self.healthy, self.faults))
 
-    def _content(self) -> tuple[object, ...]:
+    @cached_property
+    def network(self) -> tuple[Hashable, ...]:
+        """A key of all but the device, which is what collectives by themselves follow from."""
         stated = structs.replace(self.spec, device="", fabric=(), faults=())
-        return stated, self.device, self.healthy, self.faults, sorted(self.dead)
+        return repr(stated), self.healthy, self.faults, self.dead
 
     def as_yaml(self) -> str:
         """Return a machine file, its device and all faults in it, that loads to an equal machine.
@@ -410,21 +414,12 @@ def load_machine(  # noqa: PLR0913 - what may be set, by name
 
 def _checked_spec(document: Document) -> MachineSpec:
     with settings_named(document):
-        _refuse_serving(document)
         spec = decode(document, MachineSpec)
         _check_switching(document, spec.switching)
         check_stated(spec.collectives, str(document.path))
         for index, fault in enumerate(spec.faults):
             check_fault(fault, file=str(document.path), key=f"faults[{index}]")
     return spec
-
-
-def _refuse_serving(document: Document) -> None:
-    """Say what to write instead of a key that machine files had."""
-    collectives = document.tree.get("collectives")
-    if isinstance(collectives, dict) and "serving" in collectives:
-        problem = "software chooses libraries now: state collectives.measured, and `software:` in the job"
-        raise ConfigError(problem, file=str(document.path), key="collectives.serving")
 
 
 def _check_nodes(machine: Machine) -> None:

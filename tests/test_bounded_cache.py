@@ -1,6 +1,7 @@
 """Caching changes no result, stays within its limit, and is not carried to other processes."""
 
 import pickle
+from itertools import pairwise
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_a_cache_that_other_jobs_have_filled_changes_no_result(monkeypatch, mode
     for job, expected in (*zip(jobs, alone, strict=True), *zip(jobs, alone, strict=True)):
         assert same_parts(simulate(job, machine, mode=mode, cache=cache), expected)
     assert len(cache) > 0
+
+
+@pytest.mark.parametrize("mode", ["flattened", "analytical"])
+def test_machines_that_differ_in_their_device_or_their_links_share_what_is_equal(mode):
+    # what collectives do by themselves is kept for machines of any device (`Machine.network`)
+    job, cache, plays = load_job("llama3_1_70b_train_64", settings=SMALL), BoundedCache(), []
+    slower, fewer = {"hbm.bandwidth": "0.5x"}, {"sms": "54"}
+    for links, device in ({}, {}), ({}, slower), ({}, fewer), ({"fabric.0.bandwidth": "0.5x"}, {}):
+        machine = load_machine("torus2d_ring_a100_64", settings=TORI | links, device_settings=device)
+        plays.append(len(cache))
+        assert same_parts(simulate(job, machine, mode=mode, cache=cache), simulate(job, machine, mode=mode))
+    grown = [after - before for before, after in pairwise([*plays, len(cache)])]
+    assert grown[1] < grown[3] <= grown[0]
 
 
 def test_the_least_recently_used_is_dropped_first():

@@ -254,7 +254,7 @@ def _whole(path: Path, text: bytes) -> _File:
 def _refuse(path: Path, problem: Exception) -> NoReturn:
     if isinstance(problem, msgspec.ValidationError):
         raise TraceError(f"{path}: is no profile of PyTorch: {_in_words(str(problem))}") from None
-    if isinstance(problem, UnicodeDecodeError):
+    if isinstance(problem, UnicodeDecodeError) or "UTF-8" in str(problem):  # msgspec from 0.23 on
         raise TraceError(f"{path}: is no JSON: a text in it is not UTF-8") from None
     if isinstance(problem, RecursionError):
         raise TraceError(f"{path}: is JSON nested deeper than a profile") from None

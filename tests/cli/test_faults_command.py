@@ -165,5 +165,5 @@ def test_faults_study_says_which_points_are_no_jobs_and_runs_the_others(tmp_path
     asked = ["faults", "study", str(file), "--fault", "random=gpus count=1 compute=0.5", "--draws", "2"]
     found = CliRunner().invoke(cli, [*asked, "--executor", "local", "--json"], standalone_mode=False)
     plain = json.loads(found.stdout)
-    assert set(plain["refused"]) == {"dp=3"} and "does not divide" in plain["refused"]["dp=3"]
+    assert set(plain["refused"]) == {"dp=3"} and "is not divisible" in plain["refused"]["dp=3"]
     assert [one["configuration"] for one in plain["configurations"]] == ["dp=1", "dp=2"]

@@ -89,7 +89,7 @@ def test_drafts_take_memory_for_their_weights_and_tokens(tiny_service):
         ([drafting("draft", [0.5])], "model: method draft needs one"),
         ([drafting("eagle", [0.5] * 16)], "16; at most 15 are checked"),
         ([drafting("draft", [0.5], model=DRAFT_MODEL.replace("256", "512"))], "has a vocabulary of 512"),
-        ([drafting("draft", [0.5], model=DRAFT_MODEL), ("parallelism.tp", "4")], "the draft: attention"),
+        ([drafting("draft", [0.5], model=DRAFT_MODEL), ("parallelism.tp", "4")], "draft: 2 attention heads"),
         ([("inference.speculative", "{method: eagle, tokens: 2, acceptance: [0.5]}")], "1 numbers for 2"),
     ],
 )  # fmt: skip

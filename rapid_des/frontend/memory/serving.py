@@ -78,8 +78,9 @@ class KvCapacity(Struct, frozen=True):
 def kv_capacity(job: Job, capacity: int) -> KvCapacity | None:
     """Return how many tokens' keys and values the engine's pool holds on GPUs of `capacity` bytes.
 
-    None where the software profile states no pool. Requests are taken as long as the job's longest: states of
-    Mamba-2 and windows, which do not grow with a request, are spread over its tokens.
+    None where the software profile states no pool, or requests keep nothing (encoders). Requests are taken as
+    long as the job's longest: states of Mamba-2 and windows, which do not grow with a request, are spread
+    over its tokens.
 
     >>> from rapid_des.frontend import load_job
     >>> found = kv_capacity(load_job("llama2_7b_inference"), 80 * 2**30)
@@ -94,8 +95,10 @@ def kv_capacity(job: Job, capacity: int) -> KvCapacity | None:
     for stage in range(job.stages):
         counts = stage_sections(job, stage)
         size = _pool_size(job, counts, pool, capacity)
-        a_request = max(1, _request_bytes(job, counts, length))
-        sizes.append((max(0, size) * length // (a_request * pool.page), size))
+        if a_request := _request_bytes(job, counts, length):
+            sizes.append((max(0, size) * length // (a_request * pool.page), size))
+    if not sizes:
+        return None
     pages, size = min(sizes)
     needed = sum(kind.count * ceil_divide(each, pool.page) * pool.page for kind, each in lengths.items())
     return KvCapacity(size, pages, pool.page, needed, f"{job.software.name}: {_rule(pool)}")

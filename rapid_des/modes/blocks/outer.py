@@ -77,7 +77,7 @@ def left_out_of_sums(
         stream, size = nodes.streams[nodes.stream[node]], int(nodes.size[node])
 
         def lasts(groups: Int64s, stream: str = stream, size: int = size) -> int:
-            key = ("sums", machine, libraries, groups.tobytes(), groups.shape, stream, size)
+            key = ("sums", machine.network, libraries, groups.tobytes(), groups.shape, stream, size)
             traces = replace(_sums(groups, stream, size), libraries=libraries)
             return cache.get_or_make(key, lambda: _lasts(traces, machine, choice, cache, key[2:]))
 

@@ -241,7 +241,7 @@ class Libraries:
     def template(self, laid: LaidOut, ranks: Sequence[int], sizes: MessageSizes) -> Template:
         """Return the transfers of a collective among these GPUs, with the library's lags."""
         machine = self._machine
-        key = ("laid", machine.unfaulted, machine.dead, laid, tuple(ranks))
+        key = ("laid", machine.unfaulted.network, machine.dead, laid, tuple(ranks))
         template, sent = self._memory.get_or_make(
             key, lambda: self._template(laid, ranks), weight=lambda made: bytes_of(made[0])
         )

@@ -350,7 +350,7 @@ class IdleTimes(Struct, frozen=True):
             is_small = sum(map(self._work, schedules())) <= MOST_WORK
             return self.play(_trace(call, kind, ranks)) if is_small else None
 
-        key = ("idle", self.machine, self.libraries, call, kind, routes_key)
+        key = ("idle", self.machine.network, self.libraries, call, kind, routes_key)
         return self.memory.get_or_make(key, played)
 
     def _work(self, schedule: Schedule) -> int:

@@ -149,7 +149,7 @@ class AlgorithmChooser:
         return {choice: links.estimate(choice, asked).time for choice in choices}
 
     def _per_dimension(self, asked: GroupCollective, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
-        key = ("auto", self._machine, self.routes_key(ranks, asked.extents), asked)
+        key = ("auto", self._machine.network, self.routes_key(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
         shared = self._machine.switching.mode == "fluid"  # chunks share links, so all end a phase together
         return tuple(Choice(algorithm=names, chunks=chunks) for chunks in (CHUNKS[:1] if shared else CHUNKS))
@@ -167,7 +167,7 @@ class AlgorithmChooser:
                 return [{choice: at.time for choice, at in of_size.items()} for of_size in estimates]
             return self._simulated(estimates, sizes, groups)
 
-        key = ("auto", self._machine, self.routes_key(ranks, asked.extents), asked, choices)
+        key = ("auto", self._machine.network, self.routes_key(ranks, asked.extents), asked, choices)
         return self._memory.get_or_make(key, price, weight=_weight)
 
     def _simulated(
@@ -188,7 +188,7 @@ class AlgorithmChooser:
     def _routes_key(self, ranks: tuple[int, ...], extents: tuple[int, ...]) -> bytes:
         """Return a key of the shape of groups that work together, and of what their routes are like."""
         groups = self._families.beside(ranks)
-        key = ("routes", self._machine, groups, extents)
+        key = ("routes", self._machine.network, groups, extents)
         return self._memory.get_or_make(
             key,
             lambda: self._routes_of(groups, extents),
