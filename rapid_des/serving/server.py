@@ -73,27 +73,21 @@ def serve_workload(  # noqa: PLR0913 - as above
 ) -> ServeResult:
     """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
-    _check(job, pools, machine.fabric.gpus)
-    _check_content(job, spec, workload)
-    _check_scaling(job, spec, machine)
+    _check_all(job, machine, workload)
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
     classes, besides = classes_of(job), besides_of(job, cache)
     models = [each.model.name for each in (job, *(beside.job for beside in besides))]
     takes, *others = takers(classes, models, job.file)
     mine = workload.of_kinds(takes)
-    engine = engine_of(job, healthy, mine, cache)
-    of_prompts = (
-        engine if pools[0].job is job else replace(engine_of(pools[0].job, healthy, mine, cache), drafts=None)
-    )
+    engine = of_prompts = engine_of(job, healthy, mine, cache)
+    if pools[0].job is not job:
+        of_prompts = replace(engine_of(pools[0].job, healthy, mine, cache), drafts=None)
     encoder = None if spec.images is None else encoder_of(job, healthy, spec.images, engine.gpus, cache)
     encoders = encoders_of(job, machine, encoder, pools[-1].end)
     if encoder is not None and encoders is None:
         engine, of_prompts = (replace(made, encoding=encoder.time) for made in (engine, of_prompts))
-    beside = [
-        _group(each, workload.of_kinds(kinds), kinds, cache)
-        for each, kinds in zip(besides, others, strict=True)
-    ]
+    beside = [_group(*each, workload, cache) for each in zip(besides, others, strict=True)]
     if beside:
         _check_beside(job, spec, machine)
     fleet = Fleet(
@@ -111,6 +105,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         watch=watch,
         lose=spec.on_outage == "lose",
         autoscaler=spec.autoscaler,
+        startup=_scaled_startup(spec, pools, machine, cache),
         takes=takes,
         beside=beside,
         classes=classes,
@@ -118,8 +113,6 @@ def serve_workload(  # noqa: PLR0913 - as above
         name=job.name,
         device=machine.device.spec.name,
     )
-    if spec.autoscaler is not None and spec.startup is not None:
-        fleet.startup = _startup(pools, machine, spec.startup, cache)
     if spec.outages or steady.faults:
         _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
@@ -129,23 +122,18 @@ def serve_workload(  # noqa: PLR0913 - as above
 
 
 def _group(
-    beside: Beside, workload: Workload, kinds: tuple[int, ...], cache: BoundedCache | None
+    beside: Beside, kinds: tuple[int, ...], workload: Workload, cache: BoundedCache | None
 ) -> ReplicaGroup:
-    """Return the replicas of a job beside the service's own."""
-    job, machine, pools = beside.job, beside.machine, pools_of(beside.job)
+    """Return the replicas of a job beside the service's own, which answer requests of these kinds."""
+    job, machine, mine = beside.job, beside.machine, workload.of_kinds(kinds)
     spec = job.spec.serving or ServingSpec()
-    _check(job, pools, machine.fabric.gpus)
-    _check_content(job, spec, workload)
-    _check_scaling(job, spec, machine)
-    startup = 0
-    if spec.autoscaler is not None and spec.startup is not None:
-        startup = _startup(pools, machine, spec.startup, cache)
+    _check_all(job, machine, mine)
     return ReplicaGroup(
-        engine_of(job, machine, workload, cache),
+        engine_of(job, machine, mine, cache),
         job.spec.parallelism.dp,
         kinds,
         autoscaler=spec.autoscaler,
-        startup=startup,
+        startup=_scaled_startup(spec, pools_of(job), machine, cache),
         name=job.name,
         device=machine.device.spec.name,
     )
@@ -162,6 +150,14 @@ def _check_beside(job: Job, spec: ServingSpec, machine: Machine) -> None:
         problem = "images are encoded for the replicas of one job"
     if problem:
         raise ConfigError(f"{problem}: state no further replicas", file=job.file, key="serving.beside")
+
+
+def _check_all(job: Job, machine: Machine, workload: Workload) -> None:
+    """Raise an error for replicas that cannot be on a machine or for such requests."""
+    spec = job.spec.serving or ServingSpec()
+    _check(job, pools_of(job), machine.fabric.gpus)
+    _check_content(job, spec, workload)
+    _check_scaling(job, spec, machine)
 
 
 def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
@@ -194,6 +190,15 @@ def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
 def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> Iterable[tuple[int, int, int]]:
     """Return who sends how many bytes to whom as a request goes from a replica to one that answers."""
     return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
+
+
+def _scaled_startup(
+    spec: ServingSpec, pools: Sequence[Pool], machine: Machine, cache: BoundedCache | None
+) -> int:
+    """Return the picoseconds that a replica takes until it serves where an autoscaler starts it; else 0."""
+    if spec.autoscaler is None or spec.startup is None:
+        return 0
+    return _startup(pools, machine, spec.startup, cache)
 
 
 def _startup(pools: Sequence[Pool], machine: Machine, spec: StartupSpec, cache: BoundedCache | None) -> int:
