@@ -17,8 +17,8 @@ from rapid_des.errors import RapidDesError
 
 OUT, ERRORS, PROGRESS, ENDED = "out.json", "said.txt", "progress.json", "ended.json"
 """Files of a task: what its command printed on stdout and stderr, how far it is, and how it ended."""
-CACHE = BoundedCache()
-"""What the quick answers of this process share: prices of operators, templates of collectives."""
+CACHE = BoundedCache(1 << 28)
+"""What the quick answers of this process share, prices and templates of collectives; and the answers."""
 Reply: TypeAlias = dict[str, Any]
 
 
