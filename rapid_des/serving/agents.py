@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct, field
@@ -61,15 +61,24 @@ class Awaited:
                 yield later
 
 
-class Agents(Struct, frozen=True):
-    """How tasks are drawn; lengths are those of `rapid_des.serving.workload`."""
+class DrawnCounts(Protocol):
+    """Counts that are drawn, as lengths of `rapid_des.serving.workload` are."""
 
-    turns: Any
-    branches: Any = None
+    def lengths(self, count: int, random: Generator) -> Int64s:
+        """Return this many counts."""
+        ...
+
+
+class Agents(Struct, frozen=True):
+    """How tasks are drawn."""
+
+    turns: DrawnCounts
+    branches: DrawnCounts | None = None
     """Number of branches of a turn; None: turns have none."""
-    prompt: Any = None
+    prompt: DrawnCounts | None = None
     """Tokens of a branch's prompt; None: as those of turns."""
-    output: Any = None
+    output: DrawnCounts | None = None
+    """Tokens of its answer; None: as those of turns."""
 
     def drawn(self, own: tuple[Int64s, Int64s], most: int | None, seed: int) -> AgentTasks:
         """Return as many requests as there are lengths of turns: `own` has new tokens in, and tokens out.

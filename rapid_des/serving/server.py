@@ -238,13 +238,16 @@ def _fail(
 
 def _agents(spec: AgentsSpec) -> Agents:
     """Return how the tasks of agents are drawn."""
-    names = ("turns", "branches", "branch_prompt", "branch_output")
-    texts = {name: getattr(spec, name) for name in names}
+    stated = {
+        name: parse_lengths(str(text), f"serving.agents.{name}")
+        for name in ("branches", "branch_prompt", "branch_output")
+        if (text := getattr(spec, name)) is not None
+    }
     return Agents(
-        *(
-            None if text is None else parse_lengths(str(text), f"serving.agents.{name}")
-            for name, text in texts.items()
-        )
+        parse_lengths(str(spec.turns), "serving.agents.turns"),
+        branches=stated.get("branches"),
+        prompt=stated.get("branch_prompt"),
+        output=stated.get("branch_output"),
     )
 
 
