@@ -76,11 +76,8 @@ def one_of(choices: Iterable[str]) -> Complete:
 def setting_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Complete a key of --set, one step at a time: `device.clock.su` to `device.clock.sustained=`."""
     from rapid_des.config.descriptions import keys_below
-    from rapid_des.device.spec import DeviceSpec
-    from rapid_des.frontend import JobSpec
-    from rapid_des.machine import MachineSpec
 
-    specs: dict[str, type[Spec]] = {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
+    specs = _specs()
     path, _, _ = incomplete.rpartition(".")
     root, _, above = path.partition(".")
     if not path:
@@ -89,6 +86,35 @@ def setting_keys(ctx: click.Context, param: click.Parameter, incomplete: str) ->
         return []
     keys = keys_below(specs[root], above)
     return _beginning((f"{path}.{key}{'.' if more else '='}" for key, more in keys.items()), incomplete)
+
+
+def _specs() -> dict[str, type[Spec]]:
+    """Return the format of each file that --set changes."""
+    from rapid_des.device.spec import DeviceSpec
+    from rapid_des.frontend import JobSpec
+    from rapid_des.machine import MachineSpec
+
+    return {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
+
+
+def _with_roots(ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
+    """Return settings with the file each belongs to: `parallelism.tp=4` is `job.parallelism.tp=4`."""
+    return tuple(map(_with_root, settings))
+
+
+def _with_root(setting: str) -> str:
+    """Return a setting with its file in front where only one kind of file has its first key.
+
+    >>> _with_root("parallelism.tp=4"), _with_root("name=x")
+    ('job.parallelism.tp=4', 'name=x')
+    """
+    first = setting.partition("=")[0].partition(".")[0].strip()
+    if "=" not in setting or first in ROOTS:
+        return setting
+    from rapid_des.config.descriptions import keys_below
+
+    (*having,) = (root for root, spec in _specs().items() if first in keys_below(spec, ""))
+    return f"{having[0]}.{setting.lstrip()}" if len(having) == 1 else setting
 
 
 def _beginning(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -112,8 +138,10 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    callback=_with_roots,
     shell_complete=setting_keys,
-    help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
+    help="Override a key of the job, machine or device: parallelism.tp=4; device.hbm.bandwidth=2x doubles. "
+    "Repeatable.",
 )
 fault_option = click.option(
     "--fault",
@@ -240,9 +268,20 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
         root, _, rest = key.strip().partition(".")
         if not equals or not rest or root not in allowed:
             choices = ", ".join(f"{root}.KEY=VALUE" for root in allowed)
-            raise ConfigError(f"{setting!r} is not of the form {choices}", file="--set")
+            problem = f"{setting!r} is not of the form {choices}{_meant(key.strip(), allowed)}"
+            raise ConfigError(problem, file="--set")
         result[root].append((rest, value))
     return result
+
+
+def _meant(key: str, allowed: tuple[str, ...]) -> str:
+    """Return at which paths files have the first step of a key, as a question."""
+    from rapid_des.config.descriptions import paths_to
+
+    first, dot, rest = key.partition(".")
+    specs = {root: spec for root, spec in _specs().items() if root in allowed}
+    found = [f"{root}.{path}{dot}{rest}" for root, spec in specs.items() for path in paths_to(spec, first)]
+    return f"; did you mean {' or '.join(found[:3])}?" if first and found else ""
 
 
 def open_machine(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from typing import Any
 
@@ -153,8 +154,17 @@ class Layout:
         return plain
 
 
-def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
+def capacity(
+    job: Job,
+    machine: Machine,
+    demand: ServerLoad,
+    *,
+    cache: BoundedCache | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
+
+    `on_progress` is told the rate that is tried next, and between which rates the answer lies.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
@@ -163,14 +173,18 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     (2, True)
     """
     cache, job = BoundedCache() if cache is None else cache, one_replica(job)
+    on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
+    trials = list[Trial]()
     runs = dict[float, ServeResult]()
 
     def tried(rate: float, lengths: int) -> Trial:
-        arrivals = f"poisson rate={rate:.6g}/s"
-        runs[rate] = demand.served(job, machine, arrivals, cache, demand.requests * lengths)
-        return Trial.of(rate, runs[rate], demand.slo, demand.share)
+        arrivals, count = f"poisson rate={rate:.6g}/s", demand.requests * lengths
+        on_progress(f"{count:,} requests at {rate:.3g}/s{_known(trials)}")
+        runs[rate] = demand.served(job, machine, arrivals, cache, count)
+        trials.append(Trial.of(rate, runs[rate], demand.slo, demand.share))
+        return trials[-1]
 
     found = highest_rate(tried, full)
     interval = (found.low, found.high) if found.above else _full_interval(full, job, machine, demand, cache)
@@ -183,6 +197,15 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
         energy=None if at is None else served_energy(at, job, machine, cache=cache),
         availability=availability(job, machine, demand.reliability, cache), share=demand.share,
     )  # fmt: skip
+
+
+def _known(trials: Sequence[Trial]) -> str:
+    """Return between which tried rates the capacity lies, as far as that is known."""
+    kept = max((trial.rate for trial in trials if trial.keeps), default=None)
+    broken = min((trial.rate for trial in trials if not trial.keeps), default=None)
+    known = [] if kept is None else [f"limits kept at {kept:.3g}/s"]
+    known += [] if broken is None else [f"broken at {broken:.3g}/s"]
+    return f" ({', '.join(known)})" if known else ""
 
 
 def one_replica(job: Job) -> Job:
@@ -361,12 +384,20 @@ class Fleets(Struct, frozen=True):
                 "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
 
 
-def _fitting(job: Job, machine: Machine, demand: ServerLoad, text: str) -> Layout | tuple[str, str]:
-    """Return the capacity of a layout, or (its text, why it does not fit into memory)."""
+def _fitting(
+    job: Job | tuple[str, str], machine: Machine, demand: ServerLoad, text: str, on_progress: OnProgress
+) -> Layout | tuple[str, str]:
+    """Return the capacity of a layout, or (its text, why it does not fit into memory), as given or found."""
+    if isinstance(job, tuple):
+        return job
     try:
-        return capacity(job, machine, demand)
+        return capacity(job, machine, demand, on_progress=on_progress)
     except InfeasibleJobError as error:
         return text, str(error).splitlines()[0]
+
+
+def _about(on_progress: OnProgress, subject: str, what: str) -> None:
+    on_progress(f"{subject}: {what}")
 
 
 def fleets(  # noqa: PLR0913 - what is asked, by name
@@ -389,9 +420,10 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     outcomes, interrupted = list[Layout | tuple[str, str]](), False
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
-            on_progress(f"layout {number + 1} of {max(len(texts), 1)}")
             text = texts[number] if texts else "the job's own"
-            outcomes.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
+            where = f"layout {number + 1} of {max(len(texts), 1)}"
+            on_progress(where)
+            outcomes.append(_fitting(chosen, machine, demand, text, partial(_about, on_progress, where)))
     except KeyboardInterrupt:
         if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise
