@@ -355,7 +355,7 @@ def progress(title: str) -> Iterator[Bar]:
         with redirect_stdout(sys.stderr):
             yield bar
     except KeyboardInterrupt:
-        if bar.title != title:  # what is done was named on the way
+        if bar.title != title:  # a part of the work has been named
             announce(f"interrupted at: {bar.said()}")
         raise
     finally:

@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rapid_des.cli.main import announce
-from rapid_des.config import Document, Spec
+from rapid_des.config import Document
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import printable
@@ -51,6 +51,7 @@ class Amount(click.FloatRange):
 
 
 ROOTS = ("job", "machine", "device")
+_ROOTED = tuple(f"{root}." for root in ROOTS)
 
 
 def names_or_files(kind: Kind | Literal["trace"]) -> Complete:
@@ -75,46 +76,18 @@ def one_of(choices: Iterable[str]) -> Complete:
 
 def setting_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Complete a key of --set, one step at a time: `device.clock.su` to `device.clock.sustained=`."""
-    from rapid_des.config.descriptions import keys_below
+    from rapid_des.cli.setting_keys import keys_beginning
 
-    specs = _specs()
-    path, _, _ = incomplete.rpartition(".")
-    root, _, above = path.partition(".")
-    if not path:
-        return _beginning((f"{name}." for name in specs), incomplete)
-    if root not in specs or "=" in incomplete:
-        return []
-    keys = keys_below(specs[root], above)
-    return _beginning((f"{path}.{key}{'.' if more else '='}" for key, more in keys.items()), incomplete)
-
-
-def _specs() -> dict[str, type[Spec]]:
-    """Return the format of each file that --set changes."""
-    from rapid_des.device.spec import DeviceSpec
-    from rapid_des.frontend import JobSpec
-    from rapid_des.machine import MachineSpec
-
-    return {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
+    return _beginning(keys_beginning(incomplete), incomplete)
 
 
 def _with_roots(ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
     """Return settings with the file each belongs to: `parallelism.tp=4` is `job.parallelism.tp=4`."""
-    return tuple(map(_with_root, settings))
+    if all(setting.startswith(_ROOTED) for setting in settings):
+        return settings
+    from rapid_des.cli.setting_keys import with_root
 
-
-def _with_root(setting: str) -> str:
-    """Return a setting with its file in front where only one kind of file has its first key.
-
-    >>> _with_root("parallelism.tp=4"), _with_root("name=x")
-    ('job.parallelism.tp=4', 'name=x')
-    """
-    first = setting.partition("=")[0].partition(".")[0].strip()
-    if "=" not in setting or first in ROOTS:
-        return setting
-    from rapid_des.config.descriptions import keys_below
-
-    (*having,) = (root for root, spec in _specs().items() if first in keys_below(spec, ""))
-    return f"{having[0]}.{setting.lstrip()}" if len(having) == 1 else setting
+    return tuple(map(with_root, settings))
 
 
 def _beginning(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -268,20 +241,12 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
         root, _, rest = key.strip().partition(".")
         if not equals or not rest or root not in allowed:
             choices = ", ".join(f"{root}.KEY=VALUE" for root in allowed)
-            problem = f"{setting!r} is not of the form {choices}{_meant(key.strip(), allowed)}"
+            from rapid_des.cli.setting_keys import meant
+
+            problem = f"{setting!r} is not of the form {choices}{meant(key.strip(), allowed)}"
             raise ConfigError(problem, file="--set")
         result[root].append((rest, value))
     return result
-
-
-def _meant(key: str, allowed: tuple[str, ...]) -> str:
-    """Return at which paths files have the first step of a key, as a question."""
-    from rapid_des.config.descriptions import paths_to
-
-    first, dot, rest = key.partition(".")
-    specs = {root: spec for root, spec in _specs().items() if root in allowed}
-    found = [f"{root}.{path}{dot}{rest}" for root, spec in specs.items() for path in paths_to(spec, first)]
-    return f"; did you mean {' or '.join(found[:3])}?" if first and found else ""
 
 
 def open_machine(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil, inf
 from typing import Any
 
@@ -31,7 +30,7 @@ from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
-from rapid_des.studies.attainment import Trial, highest_rate
+from rapid_des.studies.attainment import Trial, between, highest_rate, worst_limit
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
@@ -164,7 +163,7 @@ def capacity(
 ) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
 
-    `on_progress` is told the rate that is tried next, and between which rates the answer lies.
+    `on_progress` gets the rate that is tried next, and between which rates the answer lies.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
@@ -176,12 +175,11 @@ def capacity(
     on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
-    trials = list[Trial]()
-    runs = dict[float, ServeResult]()
+    trials, runs = list[Trial](), dict[float, ServeResult]()
 
     def tried(rate: float, lengths: int) -> Trial:
         arrivals, count = f"poisson rate={rate:.6g}/s", demand.requests * lengths
-        on_progress(f"{count:,} requests at {rate:.3g}/s{_known(trials)}")
+        on_progress(f"{count:,} requests at {rate:.3g}/s{between(trials)}")
         runs[rate] = demand.served(job, machine, arrivals, cache, count)
         trials.append(Trial.of(rate, runs[rate], demand.slo, demand.share))
         return trials[-1]
@@ -192,20 +190,11 @@ def capacity(
     at = runs[near] if found.rate else None
     return Layout(
         degrees_of(job), server_gpus(job), rate=found.rate, interval=interval, full=full, at=at,
-        attainment=found.share, broken=_worst(demand.slo, runs[found.above]) if found.above else "",
+        attainment=found.share, broken=worst_limit(demand.slo, runs[found.above]) if found.above else "",
         above=found.above,
         energy=None if at is None else served_energy(at, job, machine, cache=cache),
         availability=availability(job, machine, demand.reliability, cache), share=demand.share,
     )  # fmt: skip
-
-
-def _known(trials: Sequence[Trial]) -> str:
-    """Return between which tried rates the capacity lies, as far as that is known."""
-    kept = max((trial.rate for trial in trials if trial.keeps), default=None)
-    broken = min((trial.rate for trial in trials if not trial.keeps), default=None)
-    known = [] if kept is None else [f"limits kept at {kept:.3g}/s"]
-    known += [] if broken is None else [f"broken at {broken:.3g}/s"]
-    return f" ({', '.join(known)})" if known else ""
 
 
 def one_replica(job: Job) -> Job:
@@ -255,16 +244,6 @@ def _full_interval(
     draws = [_full_rate(job, machine, replace(demand, seed=seed), cache) for seed in seeds]
     width = student(_FULL_DRAWS - 1) * float(np.std([full, *draws], ddof=1))
     return max(full - width, 0.0), full + width
-
-
-def _worst(slo: Slo, result: ServeResult) -> str:
-    """Return the limit that most requests break, and where that is the queue at the front ends."""
-    kept = {name: Slo("", {name: limit}).met_by(result) for name, limit in slo.limits.items()}
-    worst = min(kept, key=lambda name: float(kept[name].mean()))
-    broken = ~kept[worst]
-    waited = int(result.requests["front_end_queue"][broken].sum())
-    at_front_ends = worst != "tpot" and 2 * waited > int(result.ttft[broken].sum())
-    return f"{worst} (queue at front ends)" if at_front_ends else worst
 
 
 def _check_front_ends(job: Job, demand: ServerLoad, load: float) -> None:
@@ -396,10 +375,6 @@ def _fitting(
         return text, str(error).splitlines()[0]
 
 
-def _about(on_progress: OnProgress, subject: str, what: str) -> None:
-    on_progress(f"{subject}: {what}")
-
-
 def fleets(  # noqa: PLR0913 - what is asked, by name
     job: Job,
     machine: Machine,
@@ -423,7 +398,11 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
             text = texts[number] if texts else "the job's own"
             where = f"layout {number + 1} of {max(len(texts), 1)}"
             on_progress(where)
-            outcomes.append(_fitting(chosen, machine, demand, text, partial(_about, on_progress, where)))
+            outcomes.append(
+                _fitting(
+                    chosen, machine, demand, text, lambda what, where=where: on_progress(f"{where}: {what}")
+                )
+            )
     except KeyboardInterrupt:
         if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise
