@@ -66,7 +66,7 @@ class SaidOnce(Generic[_Known]):
         self._letters = 0
 
     def number(self, value: _Known, letters: int) -> int:
-        """Return the number of a value with so many letters."""
+        """Return the number of a value, which has `letters` letters."""
         number = self._numbers.get(value)
         if number is not None:
             return number
