@@ -31,6 +31,8 @@ _LEAST, _EDGED = 0.05, 3.0
 """The widths in points below which boxes of lanes are drawn together, and have no edge."""
 _LETTER = 3.7
 """The width in points of a letter in a box."""
+_NAME = 4.6
+"""The width in points of a letter of a legend."""
 _BRIGHT = 1.5
 """The sum of red, green and blue from which text on a colour is black instead of white."""
 
@@ -241,9 +243,12 @@ def _legend(axes: Any, names: Sequence[tuple[str, str]]) -> None:
             Patch(color=category if category in BUSY else colour(category), label=name)
             for name, category in names
         ]
-        under = 4.8 if axes.get_xlabel() else 1.0  # in letters: the axis with its label comes first
+        # In letters: the labels and the name of an axis come first.
+        under = 4.8 if axes.get_xlabel() else 2.8 if len(axes.get_xticks()) else 1.0
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": under}
-        axes.legend(handles=handles, ncols=6, fontsize=8, frameon=False, **place)
+        room = 72 * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols
+        columns = int(room / (_NAME * max(len(name) for name, _ in names) + 40))
+        axes.legend(handles=handles, ncols=min(max(columns, 1), 6), fontsize=8, frameon=False, **place)
 
 
 _DRAWN: Mapping[type, Callable[[Any, Any], None]] = {
