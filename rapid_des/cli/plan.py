@@ -27,7 +27,7 @@ from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
 from rapid_des.config.specs import resolve
 from rapid_des.executors import Executor, InProcess
-from rapid_des.report.page.study_charts import plan_charts
+from rapid_des.report.charts.studies import plan_charts
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.tables import Part
