@@ -144,6 +144,11 @@ def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Highes
     return HighestRate(rate, rate / below, min(rate * above, highest), last.share, ends[1].rate)
 
 
+def about(on_progress: Callable[[str], None], subject: str) -> Callable[[str], None]:
+    """Return what tells `on_progress` a subject and what is done with it."""
+    return lambda what: on_progress(f"{subject}: {what}")
+
+
 def between(trials: Sequence[Trial]) -> str:
     """Return between which tried rates the capacity lies, as far as that is known."""
     kept = max((trial.rate for trial in trials if trial.keeps), default=None)

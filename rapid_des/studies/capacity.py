@@ -30,7 +30,7 @@ from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
-from rapid_des.studies.attainment import Trial, between, highest_rate, worst_limit
+from rapid_des.studies.attainment import Trial, about, between, highest_rate, worst_limit
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
@@ -398,11 +398,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
             text = texts[number] if texts else "the job's own"
             where = f"layout {number + 1} of {max(len(texts), 1)}"
             on_progress(where)
-            outcomes.append(
-                _fitting(
-                    chosen, machine, demand, text, lambda what, where=where: on_progress(f"{where}: {what}")
-                )
-            )
+            outcomes.append(_fitting(chosen, machine, demand, text, about(on_progress, where)))
     except KeyboardInterrupt:
         if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise
