@@ -145,7 +145,7 @@ def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Highes
 
 
 def about(on_progress: Callable[[str], None], subject: str) -> Callable[[str], None]:
-    """Return what tells `on_progress` a subject and what is done with it."""
+    """Return a function that passes on what is done with a subject."""
     return lambda what: on_progress(f"{subject}: {what}")
 
 
