@@ -9,6 +9,9 @@ from rapid_des.frontend.job import Job
 
 def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield keys and problems, the most important first."""
+    features, tp = job.model.spec.features or 0, job.spec.parallelism.tp
+    if features % tp:
+        yield "parallelism.tp", f"features {features} are not divisible by tp {tp}"
     training, patches = job.spec.training, job.model.spec.patches
     kinds = () if training is not None else job.inference.kinds
     key = "training.sequence_length" if training is not None else "inference.prompt_length"

@@ -103,8 +103,6 @@ def _check_tensor_parallel(job: Job) -> None:
     if job.vocabulary % tp:
         problem = f"vocabulary {job.vocabulary} is not divisible by tp {tp}; vocabulary_multiple pads it"
         _refuse(job, key, problem)
-    if job.model.spec.features and job.model.spec.features % tp:
-        _refuse(job, key, f"features {job.model.spec.features} are not divisible by tp {tp}")
 
 
 def _check_pipeline(job: Job) -> None:

@@ -89,7 +89,7 @@ class Model:
 
     def head_parameters(self) -> int:
         """Return the output head's parameters, but for a bias."""
-        return self.spec.head_width * self.spec.hidden
+        return (self.spec.features or self.spec.vocabulary) * self.spec.hidden
 
     def embedding_parameters(self) -> int:
         """Return the parameters of the token table, or of what embeds patches with the learned tokens."""
@@ -182,6 +182,9 @@ def model_of(spec: ModelSpec, path: Path) -> Model:
     if spec.norms == "after" and spec.block == "parallel_one_norm":
         problem = "one norm for both halves stands before them, and norms is after"
         raise ConfigError(problem, file=str(path), key="block")
+    if spec.features and (spec.tied_embeddings or spec.head_bias or spec.predictions or spec.logit_softcap):
+        problem = "stand in place of a head, which has no bias, cap or predictions, and is not tied"
+        raise ConfigError(problem, file=str(path), key="features")
     return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
 
 
@@ -259,10 +262,15 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
     return operations.finish()
 
 
+def _head_part(shard: Shard) -> int:
+    """Return the columns of the output head on this rank: features or tokens; 0 without a head."""
+    return shard.vocabulary_part if shard.model.features is None else shard.model.features // shard.tp
+
+
 def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
     """Return the output head, column-parallel over the vocabulary."""
     bias = shard.model.head_bias
-    return Linear("head", shard.head_part, shard.hidden, bias, rows, narrow=False, tied=tied)
+    return Linear("head", _head_part(shard), shard.hidden, bias, rows, narrow=False, tied=tied)
 
 
 LOSSES: Mapping[str, str] = {
@@ -292,7 +300,7 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     """
     operations = OperatorList()
     norm_forward(operations, shard, "head.norm", shard.norm_tokens)
-    if not shard.model.head_width:
+    if not _head_part(shard):
         return operations.finish()
     kept = shard.activation_bytes(shard.norm_tokens * shard.hidden)
     shard = _of_head(shard)
@@ -332,11 +340,11 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     the table's gradient.
     """
     operations = OperatorList()
-    if not shard.model.head_width:
+    if not _head_part(shard):
         norm_backward(operations, shard, "head.norm", operations.last)
         return operations.finish()
     whole, shard = shard, _of_head(shard)
-    rows, columns = shard.tokens, shard.head_part
+    rows, columns = shard.tokens, _head_part(shard)
     if shard.model.features is not None:
         norm_backward(operations, whole, "head.norm", column_backward(operations, shard, _head(shard, rows)))
         return operations.finish()
@@ -369,7 +377,7 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     rows = shard.sampled
     if not rows:
         return ()
-    if not shard.model.head_width:  # features of all positions
+    if not _head_part(shard):  # features of all positions
         norm_forward(operations, shard, "head.norm", shard.norm_tokens)
         return operations.finish()
     norm_forward(operations, shard, "head.norm", rows)
@@ -377,7 +385,7 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     if shard.model.logit_softcap:
         operations.kernel("head.cap", shard.vector("tanh", rows, shard.vocabulary_part))
     if shard.tp > 1:
-        elements = rows * shard.head_part * shard.tp
+        elements = rows * _head_part(shard) * shard.tp
         output = shard.activation_bytes(elements)
         operations.message("head.gather", "tp.logits", shard.message("tp.logits", elements), output=output)
     if shard.model.features is not None:

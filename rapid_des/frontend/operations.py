@@ -182,11 +182,6 @@ class Shard(Struct, frozen=True):
         return self.vocabulary // self.tp
 
     @property
-    def head_part(self) -> int:
-        """Columns of the output head on this rank."""
-        return self.vocabulary_part if self.model.features is None else self.model.features // self.tp
-
-    @property
     def gemm_dtype(self) -> Dtype:
         """Format in which matrices multiply."""
         return self.precision.gemm or self.precision.activations

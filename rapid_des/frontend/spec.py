@@ -164,10 +164,6 @@ class ModelSpec(Spec, frozen=True):
                 raise ValueError("exceptions: one states neither attention nor feed_forward")
         if self.layer_scale and (self.norms, self.block) != ("before", "sequential"):
             raise ValueError("layer_scale: allowed with norms before, and a sequential block")
-        if self.features is not None and (
-            self.tied_embeddings or self.head_bias or self.predictions or self.logit_softcap
-        ):
-            raise ValueError("features: stand in place of a head, which is not tied, has no bias and no cap")
         if self.patches is not None:
             self._check_images(self.patches)
         elif not self.vocabulary:
@@ -181,11 +177,6 @@ class ModelSpec(Spec, frozen=True):
             raise ValueError("patches: images have no table of tokens to tie a head to, or to predict")
         if self.head_bias and not self.vocabulary:
             raise ValueError("head_bias: there is no head, as vocabulary is 0")
-
-    @property
-    def head_width(self) -> int:
-        """Columns of the output head: features, or the vocabulary without padding; 0 without a head."""
-        return self.vocabulary if self.features is None else self.features
 
     @property
     def norm_parameters(self) -> int:

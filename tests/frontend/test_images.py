@@ -243,5 +243,9 @@ def test_a_tower_ends_in_features_of_one_position_and_learns_all_its_parameters(
         result = simulate(load_job(tree | {"phase": "inference", "inference": served}), machine)
         names = {operator.name.rpartition(".")[2] for operator in result.trace.operators}
         assert not names & {"sample", "cache"} and result.figures.kv_cache is None
+        with pytest.raises(ConfigError, match="features 512 are not divisible by tp 3"):
+            load_job(tree | {"parallelism": {"tp": 3}, "phase": "training", "training": step})
+        with pytest.raises(ConfigError, match="features: stand in place of a head"):
+            load_model(tree["model"] | {"logit_softcap": True})
         with pytest.raises(ConfigError, match="makes features and generates no tokens"):
             load_job(tree | {"phase": "inference", "inference": served | {"output_length": 2}})
