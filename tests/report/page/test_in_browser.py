@@ -1,5 +1,7 @@
 """Report pages in a browser: nothing serious for axe, light, dark and as narrow as a phone."""
 
+from typing import Any
+
 from rapid_des.report.charts import (
     Bars,
     CellGrid,
