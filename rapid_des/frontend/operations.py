@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
-from rapid_des.device.vector import Policy, fused
+from rapid_des.device.vector import EAGER, Policy, fused, rms_norm_steps
 from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
 from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.frontend.template import DOMAINS, INPUT, Domain
@@ -417,16 +417,40 @@ def launch(
 
     `kinds` names the operators, `shape` is (rows, columns) of the tensor; the counts go to the last kernel.
     """
-    *early, last = fused(kinds, shard.fusion)
-    output = counts.get("output", 0)
-    for index, kind in enumerate(early):
-        operations.kernel(f"{name}.{index}.{kind}", _kernel(shard, kind, shape), output=output)
-    operations.kernel(name, _kernel(shard, last, shape), **counts)
+    dtype = shard.precision.activations
+    norm = rms_norm_steps(shard.fusion, dtype, backward=False) if kinds == ("rms_norm",) else ()
+    if norm and "saved" in counts:  # the input in fp32, and what the weight multiplies
+        counts["saved"] += byte_count(shape[0] * shape[1], "fp32")
+    _append_all(
+        operations, name, norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)], shape, **counts
+    )
 
 
-def _kernel(shard: Shard, kind: str, shape: tuple[int, int]) -> Vector:
-    rows, columns = shape
-    return shard.vector(kind, rows, 1 if kind == "row_scalar" else columns)
+def _append_all(
+    operations: OperatorList, name: str, steps: Sequence[tuple[str, Dtype]], shape: tuple[int, int],
+    after: int | None = None, **counts: Unpack[Counts],
+) -> int:  # fmt: skip
+    """Append kernels, each with its format; the counts go to the last one, whose position is returned."""
+    (rows, columns), output = shape, counts.get("output", 0)
+    kernels = [Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps]
+    for index, kernel in enumerate(kernels[:-1]):
+        size = (
+            max(output, byte_count(rows * columns, "fp32")) if kernel.dtype == "fp32" and output else output
+        )
+        operations.kernel(f"{name}.{index}.{kernel.kind}", kernel, after=after, output=size)
+        after = None
+    return operations.kernel(name, kernels[-1], after=after, **counts)
+
+
+def rms_norm_backward(
+    operations: OperatorList, shard: Shard, name: str, shape: tuple[int, int],
+    after: int | None = None, **counts: Unpack[Counts],
+) -> int:  # fmt: skip
+    """Append an RMS norm's backward, one kernel or autograd's, and return where it ends."""
+    steps = rms_norm_steps(shard.fusion, shard.precision.activations, backward=True)
+    if steps:
+        return _append_all(operations, name, steps, shape, after, **counts)
+    return operations.kernel(name, shard.vector("rms_norm", *shape, backward=True), after=after, **counts)
 
 
 def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
@@ -460,9 +484,11 @@ def norm_backward(operations: OperatorList, shard: Shard, name: str, after: int)
     """Append a norm's backward, which waits for the input gradient of what follows it."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
-    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
     counts: Counts = {"output": size, "parameters": shard.model.norm_parameters}
-    if shard.fusion != "eager" or shard.model.norm != "layer_norm":
+    if shard.model.norm == "rms_norm":
+        return rms_norm_backward(operations, shard, name, (rows, columns), after, **counts)
+    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
+    if shard.fusion not in EAGER:
         return operations.kernel(name, kernel, after=after, **counts)
     # PyTorch's layer_norm_kernel.cu: the input's gradient and the parameters' are kernels of their own.
     operations.kernel(f"{name}.parameters", shard.vector("norm_gradient", rows, columns), after=after)
