@@ -44,12 +44,12 @@ from validation.pages import NOTES, as_of, fill
 FILE = Path(forecast.__file__).with_name("forecast.json")
 _NONE = 0.001
 START = Scales(
-    slope=0.03, software=0.06, family=_NONE, format=_NONE, experts=_NONE, source=0.08, rest=0.06, within=0.0,
-    worked=0.06, waiting=0.3,
+    slope=_NONE, software=_NONE, family=_NONE, format=_NONE, experts=_NONE, waiting=_NONE,
+    source=0.08, rest=0.06, within=0.0, worked=0.06,
 )  # fmt: skip
-SOUGHT = ("slope", "software", "source", "rest", "worked", "waiting")
-"""Scales that are fitted. On all sources GPU families, formats and experts explained nothing (0.0009 to
-0.0013), and without one source anything up to 0.24, from a single other one: they stay at none."""
+SOUGHT = ("source", "rest", "worked")
+"""Scales that are fitted. On all sources the others explained next to nothing (software 0.0009, slopes 0.011
+and 0.002, the rest 0.001), and without one source anything up to 0.24, from a single other one."""
 LEAST, MOST = 0.0003, 0.5
 _GAIN, _LAST_STEP = 1e-4, 1.1
 _DIGITS = 4
@@ -130,6 +130,14 @@ def left_out(jobs: Sequence[Measured]) -> Iterator[tuple[Measured, float, float]
                 yield (job, *posterior.ratio(job.kind))
 
 
+def widths_of(found: Sequence[tuple[Measured, float, float]]) -> dict[str, float]:
+    """Return the widths of intervals, of dense jobs and of mixtures of experts, as `Scales` names them."""
+    return {
+        name: width_of([each for each in found if each[0].kind.experts is experts] or found)
+        for name, experts in (("width", False), ("experts_width", True))
+    }
+
+
 def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
     """Return how many standard deviations hold 80 % of a source's jobs, each source weighing the same."""
     counts: dict[str, int] = defaultdict(int)
@@ -142,7 +150,7 @@ def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
     return round(ranked[int(np.searchsorted(reached, LEVEL))][0], _DIGITS)
 
 
-def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Iterator[str]:
+def lines(found: Sequence[tuple[Measured, float, float]], scales: Scales) -> Iterator[str]:
     """Yield the lines of a table: sources left out, simulated and forecast, dense jobs and experts apart.
 
     The last line of each kind is the mean of its sources, of which each weighs the same.
@@ -153,22 +161,24 @@ def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Itera
     for experts, kind in ((False, "dense"), (True, "experts")):
         mine = [each for each in found if each[0].kind.experts is experts]
         sources = {
-            source: _figures([each for each in mine if each[0].source == source], width)
+            source: _figures([each for each in mine if each[0].source == source], scales)
             for source in sorted({job.source for job, _, _ in mine})
         }
         for source, figures in sources.items():
             yield _line(f"{source}, {kind}", figures)
         if sources:
-            yield _line(f"**all {kind}, by row**", _figures(mine, width))
+            yield _line(f"**all {kind}, by row**", _figures(mine, scales))
             means = [fmean(column) for column in zip(*sources.values(), strict=True)]
             yield _line(f"**all {kind}, by source**", [float(len(mine)), *means[1:]])
 
 
-def _figures(found: Sequence[tuple[Measured, float, float]], width: float) -> list[float]:
+def _figures(found: Sequence[tuple[Measured, float, float]], scales: Scales) -> list[float]:
     simulated = [100 * math.expm1(-job.error) for job, _, _ in found]
     expected = [100 * math.expm1(middle - job.error) for job, middle, _ in found]
     off = np.abs(simulated)
-    held = fmean(100.0 * (abs(job.error - middle) <= width * spread) for job, middle, spread in found)
+    held = fmean(
+        100.0 * (abs(job.error - middle) <= scales.half(job.kind, spread)) for job, middle, spread in found
+    )
     figures = [float(len(found)), fmean(off), fmean(simulated), *np.quantile(off, (0.5, 0.9)), off.max()]
     figures += [own_factor([job.error for job, _, _ in found]), fmean(map(abs, expected)), fmean(expected)]
     return [*map(float, figures), max(map(abs, expected)), held]
@@ -212,10 +222,9 @@ def write(jobs: Sequence[Measured]) -> None:
     """Write the file of forecasts, and what they are worth."""
     cells, within = cells_of(jobs)
     found = list(left_out(jobs))
-    width = width_of(found)
-    scales = structs.replace(fitted(cells, within), width=width)
+    scales = structs.replace(fitted(cells, within), **widths_of(found))
     forecast.write(FILE, Published(scales, cells))
-    fill(NOTES, "forecast", [*lines(found, width), "", f"As of {as_of()}."])
+    fill(NOTES, "forecast", [*lines(found, scales), "", f"As of {as_of()}."])
 
 
 if __name__ == "__main__":
