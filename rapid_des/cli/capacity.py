@@ -21,7 +21,7 @@ from rapid_des.cli.options import (
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
-from rapid_des.report.page.server_charts import capacity_page
+from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits

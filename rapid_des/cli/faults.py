@@ -27,7 +27,7 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
-from rapid_des.report.page.study_charts import sample_page
+from rapid_des.report.charts.studies import sample_page
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_report, sample_report, scenario_report

@@ -26,8 +26,8 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
+from rapid_des.report.charts.studies import goodput_charts
 from rapid_des.report.goodput_text import goodput_report
-from rapid_des.report.page.study_charts import goodput_charts
 from rapid_des.report.pictures.runs import draw_run
 from rapid_des.report.writing import check_outputs
 from rapid_des.runs.goodput import Replications, RunRequest, play, requested

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.page.study_charts import sweep_charts
+from rapid_des.report.charts.studies import sweep_charts
 from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
 from rapid_des.report.tables import Table
 from rapid_des.studies.effects import front, interactions, main_effects

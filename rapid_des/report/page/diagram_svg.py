@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rapid_des.inputs import escaped
-from rapid_des.report.page.charts import CellGrid, Diagram, DiagramShape, Parallel
+from rapid_des.report.charts import CellGrid, Diagram, DiagramShape, Parallel
 from rapid_des.report.page.svg import RIGHT, WIDTH, colour_legend, figure, script_json, svg_element
 
 _Place = tuple[float, float]

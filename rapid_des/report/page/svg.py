@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rapid_des.inputs import escaped, html_text
+from rapid_des.report.charts import Bars, Plot, PlotAxis, Series, Tiles
 from rapid_des.report.colours import COLOURS, OTHERS, colour
-from rapid_des.report.page.charts import Bars, Plot, PlotAxis, Series, Tiles
 
 WIDTH = 760
 """The width of a chart in its own units, in which its fonts have 12."""
@@ -34,7 +35,7 @@ def fill(name: str) -> str:
 
 def property_of(name: str) -> str:
     """Return the name of the custom property of a category's colour."""
-    return name.replace("_", "-") if name in COLOURS else f"other-{OTHERS.index(colour(name))}"
+    return re.sub("[_ ]", "-", name) if name in COLOURS else f"other-{OTHERS.index(colour(name))}"
 
 
 def legend(names: Iterable[tuple[str, str]]) -> str:

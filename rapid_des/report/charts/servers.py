@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series, Tiles
-from rapid_des.report.page.study_tiles import capacity_tiles, layout_name, served_tiles
+from rapid_des.report.charts import Bars, HorizontalBar, Plot, PlotAxis, Series, Tiles
+from rapid_des.report.charts.tiles import capacity_tiles, layout_name, served_tiles
 from rapid_des.report.pictures.serving import Drawn, over_time
 from rapid_des.report.tables import Plain
 from rapid_des.units import PS_PER_S

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.report.colours import BUSY
-from rapid_des.report.page.charts import (
+from rapid_des.report.charts import (
     Bars,
     HorizontalBar,
     Parallel,
@@ -18,12 +17,13 @@ from rapid_des.report.page.charts import (
     Series,
     Tiles,
 )
-from rapid_des.report.page.study_tiles import (
+from rapid_des.report.charts.tiles import (
     goodput_tiles,
     plan_tiles,
     sample_tiles,
     sweep_tiles,
 )
+from rapid_des.report.colours import BUSY
 from rapid_des.report.plan_text import differing_text
 from rapid_des.report.sweep_text import differing_axes, marks
 from rapid_des.report.tables import Plain, heading, seconds_text, shown
