@@ -58,7 +58,7 @@ _WIDE_NORM_BACKWARD = (
     "residual_add",
     "cast",
 )  # fmt: skip
-"""What is left, in fp32 (PyTorch, tools/autograd/derivatives.yaml and FunctionsManual.cpp: pow_backward)."""
+"""The rest of it runs in fp32 (PyTorch, derivatives.yaml and FunctionsManual.cpp: pow_backward)."""
 _ROPE = EXPANSIONS["rope"]
 
 _EVERY_ENGINE: Mapping[tuple[str, ...], str] = {

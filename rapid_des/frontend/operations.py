@@ -419,27 +419,29 @@ def launch(
     """
     dtype = shard.precision.activations
     norm = rms_norm_steps(shard.fusion, dtype, backward=False) if kinds == ("rms_norm",) else ()
-    if norm and "saved" in counts:  # the input in fp32, and what the weight multiplies
-        counts["saved"] += byte_count(shape[0] * shape[1], "fp32")
-    _append_all(
-        operations, name, norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)], shape, **counts
-    )
+    keeps = byte_count(shape[0] * shape[1], "fp32") if norm and counts.get("saved") else 0
+    steps = norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)]
+    _append_all(operations, name, steps, shape, keeps=keeps, **counts)  # the square keeps the input in fp32
 
 
 def _append_all(
     operations: OperatorList, name: str, steps: Sequence[tuple[str, Dtype]], shape: tuple[int, int],
-    after: int | None = None, **counts: Unpack[Counts],
+    after: int | None = None, keeps: int = 0, **counts: Unpack[Counts],
 ) -> int:  # fmt: skip
-    """Append kernels, each with its format; the counts go to the last one, whose position is returned."""
+    """Append kernels, each with its format, and return where the last one stands.
+
+    The second keeps so many bytes; the counts are the last one's.
+    """
     (rows, columns), output = shape, counts.get("output", 0)
-    kernels = [Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps]
-    for index, kernel in enumerate(kernels[:-1]):
-        size = (
-            max(output, byte_count(rows * columns, "fp32")) if kernel.dtype == "fp32" and output else output
-        )
-        operations.kernel(f"{name}.{index}.{kernel.kind}", kernel, after=after, output=size)
+    *early, last = (
+        Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps
+    )
+    for index, kernel in enumerate(early):
+        size = max(output, byte_count(rows * columns, kernel.dtype)) if output else 0
+        saved = keeps * (index == 1)
+        operations.kernel(f"{name}.{index}.{kernel.kind}", kernel, after=after, output=size, saved=saved)
         after = None
-    return operations.kernel(name, kernels[-1], after=after, **counts)
+    return operations.kernel(name, last, after=after, **counts)
 
 
 def rms_norm_backward(
@@ -453,7 +455,7 @@ def rms_norm_backward(
     return operations.kernel(name, shard.vector("rms_norm", *shape, backward=True), after=after, **counts)
 
 
-def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
+def before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
     """Return what runs between a row-parallel matrix and the residual addition.
 
     A deferred bias without dropout is added by the residual's kernel at no cost in traffic.
@@ -468,7 +470,7 @@ def residual_in_norm(shard: Shard) -> bool:
     norm = shard.model.norm
     if shard.model.norms == "after" or shard.model.block != "sequential":
         return False
-    kinds = (*_before_residual(shard, bias=False), "residual_add", norm)
+    kinds = (*before_residual(shard, bias=False), "residual_add", norm)
     return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
 
 
@@ -493,34 +495,3 @@ def norm_backward(operations: OperatorList, shard: Shard, name: str, after: int)
     # PyTorch's layer_norm_kernel.cu: the input's gradient and the parameters' are kernels of their own.
     operations.kernel(f"{name}.parameters", shard.vector("norm_gradient", rows, columns), after=after)
     return operations.kernel(name, kernel, **counts)
-
-
-def residual_forward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
-    """Append dropout and the residual addition; `bias`: the matrix before has one."""
-    rows, columns = shard.norm_tokens, shard.hidden
-    size = shard.activation_bytes(rows * columns)
-    mask = rows * columns * shard.dropout
-    kinds = _before_residual(shard, bias=bias) + (() if residual_in_norm(shard) else ("residual_add",))
-    if kinds:
-        launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
-
-
-def residual_backward(
-    operations: OperatorList, shard: Shard, name: str, *, after: int | tuple[int, ...]
-) -> int:
-    """Append the sum of a half's input gradient with the gradient that passed beside it."""
-    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
-    output = shard.activation_bytes(kernel.rows * kernel.columns)
-    return operations.kernel(f"{name}.residual", kernel, after=after, output=output)
-
-
-def dropout_backward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
-    """Append the backward of the dropout before the residual addition."""
-    if shard.dropout:
-        before = _before_residual(shard, bias=bias)
-        after = () if residual_in_norm(shard) else ("residual_add",)
-        kinds = fused((*before, *after), shard.fusion)
-        kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
-        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
-        size = shard.activation_bytes(kernel.rows * kernel.columns)
-        operations.kernel(f"{name}.dropout", kernel, output=size)
