@@ -430,7 +430,7 @@ def _append_all(
 ) -> int:  # fmt: skip
     """Append kernels, each with its format, and return where the last one stands.
 
-    The second keeps so many bytes; the counts are the last one's.
+    The second keeps `keeps` bytes; the counts are those of the last one.
     """
     (rows, columns), output = shape, counts.get("output", 0)
     *early, last = (
