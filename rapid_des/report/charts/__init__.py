@@ -35,6 +35,8 @@ class HorizontalBar(Struct, frozen=True):
     """The category whose colour it has."""
     parts: Sequence[tuple[str, float]] = ()
     """Categories and their values, which add up to the bar's and are drawn one after another."""
+    interval: tuple[float, float] | None = None
+    """The ends of a line over the bar: where its value is expected."""
 
 
 class Bars(Struct, frozen=True):
@@ -191,6 +193,8 @@ class CellGrid(Struct, frozen=True):
     across: str
     """What the columns are."""
     scale: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    """The names of the columns, if they are few."""
 
 
 class ParallelLine(Struct, frozen=True):

@@ -6,8 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rapid_des.report.charts import Bars, Chart, Lanes, Plot, PlotAxis, Series, Span, unit_of, visible
-from rapid_des.report.colours import colour
+from rapid_des.report.charts import (
+    Bars,
+    CellGrid,
+    Chart,
+    Lanes,
+    Parallel,
+    Plot,
+    PlotAxis,
+    Series,
+    Span,
+    unit_of,
+    visible,
+)
+from rapid_des.report.colours import BUSY, colour
 from rapid_des.report.pictures import check_picture, save
 from rapid_des.report.pictures.numbered import number_dots
 
@@ -19,6 +31,8 @@ _LEAST, _EDGED = 0.05, 3.0
 """The widths in points below which boxes of lanes are drawn together, and have no edge."""
 _LETTER = 3.7
 """The width in points of a letter in a box."""
+_NAME = 4.6
+"""The width in points of a letter of a legend."""
 _BRIGHT = 1.5
 """The sum of red, green and blue from which text on a colour is black instead of white."""
 
@@ -30,7 +44,7 @@ def draw_charts(charts: Iterable[Chart], path: Path | None, *, title: str) -> An
     >>> draw_charts([plot], None, title="all").axes[0].get_ylabel()
     'GiB'
     """
-    shown = [chart for chart in charts if isinstance(chart, Plot | Bars | Lanes)]
+    shown = [chart for chart in charts if isinstance(chart, Plot | Bars | Lanes | Parallel | CellGrid)]
     columns = min(max(len(shown), 1), 2)
     rows = [shown[first : first + columns] for first in range(0, len(shown), columns)] or [[]]
     tall = [max(map(_height, row), default=3.0) for row in rows]
@@ -62,7 +76,10 @@ def _height(chart: Any) -> float:
     if isinstance(chart, Plot):
         lines = sum(title.count("\n") + 1 for title in _titles(chart))
         return max(chart.height / 90, 0.7 + 0.125 * lines)
-    return 1.0 + 0.27 * len(chart.lanes if isinstance(chart, Lanes) else chart.bars)
+    if isinstance(chart, Parallel):
+        return 3.6
+    rows = chart.lanes if isinstance(chart, Lanes) else chart.rows if isinstance(chart, CellGrid) else None
+    return 1.2 + 0.27 * len(chart.bars if rows is None else rows)
 
 
 def _draw_plot(axes: Any, plot: Plot) -> None:
@@ -72,7 +89,8 @@ def _draw_plot(axes: Any, plot: Plot) -> None:
     for axis, name in ((plot.x, "x"), (plot.y, "y")):
         _set_axis(axes, axis, name)
     axes.grid(visible=True, alpha=0.3)
-    if sum(series.legend and bool(series.points) for series in plot.series) > 1:
+    named = [series.kind for series in plot.series if series.legend and series.points]
+    if len(named) > 1 or "dots" in named:
         place: dict[str, Any] = {"loc": "upper left"}
         place |= {} if plot.numbered else {"bbox_to_anchor": (1.0, 1.0), "frameon": False}
         axes.legend(fontsize=8, **place)
@@ -129,6 +147,9 @@ def _draw_bars(axes: Any, bars: Bars) -> None:
         for category, value in bar.parts or [(bar.colour, bar.value)]:
             axes.barh(place, value, left=end, color=colour(category), edgecolor="white", linewidth=0.5)
             end += value
+        if bar.interval is not None:
+            axes.plot(bar.interval, (place, place), "k|-", markersize=8, linewidth=1.2)
+            end = max(end, bar.interval[1])
         axes.text(end, place, f" {bar.text}", va="center", fontsize=8)
     axes.set_yticks(range(len(bars.bars)), [bar.name for bar in bars.bars], fontsize=8)
     axes.invert_yaxis()
@@ -175,6 +196,39 @@ def _draw_lane(axes: Any, place: int, spans: Sequence[Span], lanes: Lanes) -> No
                 axes.text((span.start + span.length / 2) / unit, place, short, **style)
 
 
+def _draw_parallel(axes: Any, chart: Parallel) -> None:
+    places = range(len(chart.axes))
+    for line in chart.lines:
+        axes.plot(places, line.places, color=BUSY[line.level], linewidth=1.2)
+    for place, (_, ticks) in enumerate(chart.axes):
+        axes.axvline(place, color="black", linewidth=0.8)
+        for height, text in ticks:
+            axes.text(place + 0.02, height, text, fontsize=7, va="center")
+    axes.set_xticks(places, [label for label, _ in chart.axes], fontsize=8)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    _scale(axes, chart.scale)
+
+
+def _draw_grid(axes: Any, grid: CellGrid) -> None:
+    for place, row in enumerate(grid.cells):
+        for column, level in enumerate(row):
+            if level is not None:
+                axes.barh(place, 1, left=column, height=0.9, color=BUSY[level])
+    axes.set_yticks(range(len(grid.rows)), grid.rows, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xticks([column + 0.5 for column in range(len(grid.columns))], grid.columns, fontsize=8)
+    axes.set_xlabel(grid.across)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    _scale(axes, grid.scale)
+
+
+def _scale(axes: Any, texts: Sequence[str]) -> None:
+    """Write the texts of the colours of utilisation, or of nearness to the best, under a chart."""
+    _legend(axes, [(text, shade) for text, shade in zip(texts, BUSY, strict=False) if text])
+
+
 def _ink(category: str) -> str:
     """Return the colour of text on a category's colour."""
     return "black" if sum(bytes.fromhex(colour(category)[1:])) / 255 > _BRIGHT else "white"
@@ -185,10 +239,22 @@ def _legend(axes: Any, names: Sequence[tuple[str, str]]) -> None:
     if names:
         from matplotlib.patches import Patch
 
-        handles = [Patch(color=colour(category), label=name) for name, category in names]
-        under = 4.8 if axes.get_xlabel() else 1.0  # in letters: the axis with its label comes first
+        handles = [
+            Patch(color=category if category in BUSY else colour(category), label=name)
+            for name, category in names
+        ]
+        # In letters: the labels and the name of an axis come first.
+        under = 4.8 if axes.get_xlabel() else 2.8 if len(axes.get_xticks()) else 1.0
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": under}
-        axes.legend(handles=handles, ncols=6, fontsize=8, frameon=False, **place)
+        room = 72 * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols
+        columns = int(room / (_NAME * max(len(name) for name, _ in names) + 40))
+        axes.legend(handles=handles, ncols=min(max(columns, 1), 6), fontsize=8, frameon=False, **place)
 
 
-_DRAWN: Mapping[type, Callable[[Any, Any], None]] = {Plot: _draw_plot, Bars: _draw_bars, Lanes: _draw_lanes}
+_DRAWN: Mapping[type, Callable[[Any, Any], None]] = {
+    Plot: _draw_plot,
+    Bars: _draw_bars,
+    Lanes: _draw_lanes,
+    Parallel: _draw_parallel,
+    CellGrid: _draw_grid,
+}
