@@ -47,9 +47,12 @@ START = Scales(
     slope=_NONE, software=_NONE, family=_NONE, format=_NONE, experts=_NONE, waiting=_NONE,
     source=0.08, rest=0.06, within=0.0, worked=0.06,
 )  # fmt: skip
-SOUGHT = ("source", "rest", "worked")
-"""Scales that are fitted. On all sources the others explained next to nothing (software 0.0009, slopes 0.011
-and 0.002, the rest 0.001), and without one source anything up to 0.24, from a single other one."""
+SOUGHT = ("source", "worked")
+"""Scales that are fitted. `rest` and `within` are how jobs of one source and of one cell scatter. On all
+sources the others explained next to nothing (software 0.0009, slopes 0.011 and 0.002, else 0.001), and
+without one source anything up to 0.24, from a single other one."""
+_FEW = 3
+"""Cells of a source, and jobs of a cell, from which a scatter can be told."""
 LEAST, MOST = 0.0003, 0.5
 _GAIN, _LAST_STEP = 1e-4, 1.1
 _DIGITS = 4
@@ -79,8 +82,26 @@ def cells_of(jobs: Sequence[Measured]) -> tuple[tuple[Cell, ...], float]:
         shares = {name: round(share, _DIGITS) for name, share in means.items() if share}
         kind = structs.replace(members[0].kind, shares=shares)
         cells.append(Cell(source, kind, len(members), round(error, _DIGITS), source in WORKED_ON))
-        within += [abs(job.error - error) for job in members if len(members) > 2]
-    return tuple(cells), round(1.4826 * median(within), _DIGITS)
+        within += [abs(job.error - error) for job in members if len(members) >= _FEW]
+    return tuple(cells), _scatter(within)
+
+
+def rest_of(cells: Sequence[Cell]) -> float:
+    """Return the standard deviation of a source's cells: the median over sources, each by medians."""
+    errors: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for cell in cells:
+        errors[cell.source, cell.kind.experts].append(cell.error)
+    found = [each for each in errors.values() if len(each) >= _FEW]
+    return (
+        median(_scatter([abs(error - median(each)) for error in each]) for each in found)
+        if found
+        else START.rest
+    )
+
+
+def _scatter(distances: Sequence[float]) -> float:
+    """Return the standard deviation of a normal distribution with these distances from its median."""
+    return round(1.4826 * median(distances), _DIGITS)
 
 
 def predictive(cells: Sequence[Cell], scales: Scales) -> float:
@@ -102,7 +123,7 @@ def predictive(cells: Sequence[Cell], scales: Scales) -> float:
 
 def fitted(cells: Sequence[Cell], within: float) -> Scales:
     """Return the scales with the best `predictive`, by a search along each."""
-    best = structs.replace(START, within=within)
+    best = structs.replace(START, within=within, rest=rest_of(cells))
     most, step = predictive(cells, best), 2.0
     while step > _LAST_STEP:
         improved = False
