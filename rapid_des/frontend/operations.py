@@ -420,24 +420,27 @@ def launch(
     dtype = shard.precision.activations
     norm = rms_norm_steps(shard.fusion, dtype, backward=False) if kinds == ("rms_norm",) else ()
     keeps = byte_count(shape[0] * shape[1], "fp32") if norm and counts.get("saved") else 0
-    steps = norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)]
-    _append_all(operations, name, steps, shape, keeps=keeps, **counts)  # the square keeps the input in fp32
+    kernels = _kernels(norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)], shape)
+    _append_all(operations, name, kernels, keeps=keeps, **counts)  # the square keeps the input in fp32
+
+
+def _kernels(steps: Sequence[tuple[str, Dtype]], shape: tuple[int, int]) -> list[Vector]:
+    rows, columns = shape
+    return [Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps]
 
 
 def _append_all(
-    operations: OperatorList, name: str, steps: Sequence[tuple[str, Dtype]], shape: tuple[int, int],
+    operations: OperatorList, name: str, kernels: Sequence[Vector],
     after: int | None = None, keeps: int = 0, **counts: Unpack[Counts],
 ) -> int:  # fmt: skip
-    """Append kernels, each with its format, and return where the last one stands.
+    """Append kernels on one tensor, and return where the last one stands.
 
     The second keeps `keeps` bytes; the counts are those of the last one.
     """
-    (rows, columns), output = shape, counts.get("output", 0)
-    *early, last = (
-        Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps
-    )
+    *early, last = kernels
     for index, kernel in enumerate(early):
-        size = max(output, byte_count(rows * columns, kernel.dtype)) if output else 0
+        wide = byte_count(kernels[0].rows * kernels[0].columns, kernel.dtype)
+        size = max(counts["output"], wide) if counts.get("output") else 0
         saved = keeps * (index == 1)
         operations.kernel(f"{name}.{index}.{kernel.kind}", kernel, after=after, output=size, saved=saved)
         after = None
@@ -451,7 +454,7 @@ def rms_norm_backward(
     """Append an RMS norm's backward, one kernel or autograd's, and return where it ends."""
     steps = rms_norm_steps(shard.fusion, shard.precision.activations, backward=True)
     if steps:
-        return _append_all(operations, name, steps, shape, after, **counts)
+        return _append_all(operations, name, _kernels(steps, shape), after, **counts)
     return operations.kernel(name, shard.vector("rms_norm", *shape, backward=True), after=after, **counts)
 
 
