@@ -263,7 +263,7 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     }
     if stated["arrivals"] is None:
         raise ConfigError(
-            "nothing says when requests come; --arrivals 'poisson rate=4/s'",
+            "nothing says when requests come; --rate 4/s, or --arrivals 'clients count=32'",
             file=job.file,
             key="serving.arrivals",
         )

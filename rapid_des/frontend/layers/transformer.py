@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rapid_des.device.vector import Policy, fused
+from rapid_des.device.vector import EAGER, Policy, fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import AttentionSpec, FeedForwardSpec
@@ -24,7 +24,14 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperatorList, Shard, defers_bias, launch
+from rapid_des.frontend.operations import (
+    Counts,
+    OperatorList,
+    Shard,
+    defers_bias,
+    launch,
+    rms_norm_backward,
+)
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})
@@ -126,7 +133,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             core.append_backward(operations, shard, **counts)
         self._rotate(operations, shard)
         self._normalize(operations, shard, backward=True)
-        if shard.fusion == "eager":  # the backward of a split copies the three gradients into one tensor
+        if shard.fusion in EAGER:  # the backward of a split copies the three gradients into one tensor
             operations.kernel(f"{CORE}.join", shard.vector("copy", shard.tokens, self._qkv(shard).columns))
         return column_backward(operations, shard, self._qkv(shard))
 
@@ -176,8 +183,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             shape = (shard.tokens * width // columns, columns)
             size, name = self._result_bytes(shard, width), f"attention.{part}_norm"
             if backward:
-                kernel = shard.vector("rms_norm", *shape, backward=True)
-                operations.kernel(name, kernel, output=size, parameters=columns)
+                rms_norm_backward(operations, shard, name, shape, output=size, parameters=columns)
             else:
                 launch(operations, shard, name, ("rms_norm",), shape, saved=size, output=size)
 
