@@ -283,7 +283,7 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
-    if not job.model.is_causal:
+    if not job.model.generates:
         problem = (
             f"{job.model.name} is an encoder, which `run` predicts in batches; servers make tokens one by one"
         )

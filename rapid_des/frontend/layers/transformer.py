@@ -45,6 +45,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     qk_norm: str
     sinks: bool
     output_gate: bool
+    keeps_cache: bool = True
+    """Whether later passes see its keys and values: not those of encoders, nor of models of features."""
 
     name = "attention"
 
@@ -74,7 +76,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the keys and values of all positions that a later query sees: none behind an encoder."""
-        if not self.core.causal:
+        if not self.keeps_cache:
             return 0
         dtype = shard.precision.kv_cache or shard.precision.activations
         return byte_count(2 * self.core.key_width(shard) * self.core.seen(positions), dtype)
@@ -93,7 +95,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         inside = shard.serving and shard.fusion in ROTATING
         if not inside:
             self._rotate(operations, shard)
-        if shard.serving and not inside and core.causal:
+        if shard.serving and not inside and self.keeps_cache:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
         counts: Counts = {
@@ -211,6 +213,7 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
         qk_norm=spec.qk_norm,
         sinks=spec.sinks,
         output_gate=spec.output_gate,
+        keeps_cache=spec.causal and model.features is None,
     )
 
 
