@@ -32,7 +32,14 @@ from rapid_des.serving.batch import Batch, decoding_group
 from rapid_des.serving.drafts import DraftCosts
 from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
-from rapid_des.serving.pools import in_a_row, of_replica, prompts_of, with_at_most_drafted, without_host
+from rapid_des.serving.pools import (
+    all_lists,
+    in_a_row,
+    of_replica,
+    prompts_of,
+    with_at_most_drafted,
+    without_host,
+)
 from rapid_des.simulation import step_time
 
 _CORNERS, _FEW = 64, 1 << 14
@@ -397,13 +404,11 @@ class PassCosts:
         took = step_time(
             one_pass(in_a_row(job, self._copies), groups),
             self._machine,
-            mode="hierarchical",
+            mode="hierarchical" if job.inference.two_batches is None else "flattened",
             engine=EngineChoice(programs=_CORNERS),
             cache=self._cache,
         )
-        lists, operators = pass_lists(job, ServingPass(1, groups, 1)), self._operators[decoding]
-        sections = (stage_sections(job, stage).items() for stage in range(job.stages))
-        parts = [(count, lists[section]) for stage in sections for section, count in stage]
+        parts, operators = all_lists(job, ServingPass(int(decoding), groups, 1)), self._operators[decoding]
         kernels = sum(self._kernels(parts, operators, cached=cached).time for cached in (False, True))
         return took - kernels, took
 
@@ -413,5 +418,6 @@ class PassCosts:
 
 
 def _pass_of(tokens: int, decoding: bool) -> ServingPass:
-    """Return a pass of this many tokens, each from a different request."""
-    return ServingPass(1, (RequestGroup(tokens, 1, int(decoding)),), 1)
+    """Return a pass of this many tokens: each from another request, or all of one prompt."""
+    group = RequestGroup(tokens, 1, 1) if decoding else RequestGroup(1, tokens)
+    return ServingPass(1, (group,), 1)

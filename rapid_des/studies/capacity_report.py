@@ -1,56 +1,13 @@
-"""The report of capacities, and a picture of speed for users against throughput of a GPU."""
+"""The report of capacities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rapid_des.report.tables import Part, Table, columns, counted
 from rapid_des.studies.attainment import LONG
 from rapid_des.studies.capacity import Fleets, Layout, ServerLoad
-from rapid_des.studies.load_curve import LoadPoint
-
-
-def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """Return the points that no other beats in both figures, by rising tokens a user.
-
-    >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
-    >>> [point.concurrency for point in front(points)]
-    [2, 1]
-    """
-    best, front_points = 0.0, list[LoadPoint]()
-    for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
-        if point.tokens_per_gpu > best:
-            best = point.tokens_per_gpu
-            front_points.append(point)
-    return tuple(reversed(front_points))
-
-
-def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
-    """Draw tokens a user against tokens a GPU, a line a layout, the front thick: PNG, SVG or PDF."""
-    from rapid_des.report.pictures import new_figure, save
-
-    figure = new_figure(path, figsize=(8, 5))
-    axes = figure.subplots()
-    best = front(points)
-    axes.plot(
-        [point.tokens_per_user for point in best], [point.tokens_per_gpu for point in best],
-        color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
-    )  # fmt: skip
-    for name in dict.fromkeys(point.layout for point in points):
-        shown = [point for point in points if point.layout == name]
-        places = [(point.tokens_per_user, point.tokens_per_gpu) for point in shown]
-        axes.plot(*zip(*places, strict=True), "o-", label=name)
-        for point, place in zip(shown, places, strict=True):
-            axes.annotate(str(point.concurrency), place, fontsize=7, xytext=(4, 4),
-                          textcoords="offset points")  # fmt: skip
-    axes.set(
-        xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
-    )
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(title="numbers: requests at a time")
-    save(figure, path)
 
 
 def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:
