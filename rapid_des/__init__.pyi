@@ -34,9 +34,9 @@ from rapid_des.modes.execution import EngineChoice as EngineChoice
 from rapid_des.modes.pricing import price as price
 from rapid_des.network.faults.specs import Fault as Fault
 from rapid_des.network.faults.specs import parse_fault as parse_fault
+from rapid_des.report.charts.roofline import draw_roofline as draw_roofline
 from rapid_des.report.pictures.fabric import picture as picture
 from rapid_des.report.pictures.overview import draw as draw
-from rapid_des.report.pictures.roofline import draw_roofline as draw_roofline
 from rapid_des.report.pictures.studies import draw_collective as draw_collective
 from rapid_des.report.result import Result as Result
 from rapid_des.report.rows import LinkRow as LinkRow

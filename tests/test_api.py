@@ -242,7 +242,7 @@ def test_print_shows_the_report_and_figures_come_back_as_objects(tmp_path):
     assert str(result).splitlines()[0] == "llama2_7b_train on DGX A100"
     assert len(str(result).splitlines()) < 40 and len(repr(result)) < 100
     streams = [label.get_text() for label in result.plot_timeline().axes[0].get_yticklabels()]
-    assert streams[:2] == [f"rank {result.critical_rank}  compute", f"rank {result.critical_rank}  tp"]
+    assert streams[:2] == [f"rank {result.critical_rank}: compute", f"rank {result.critical_rank}: tp"]
     for draw in (result.plot_breakdown, result.plot_schedule, result.plot_memory):
         assert draw(tmp_path / "picture.svg").axes and (tmp_path / "picture.svg").exists()
 

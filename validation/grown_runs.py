@@ -98,11 +98,11 @@ def profile_of(result: Result) -> Profile:
     for node in np.flatnonzero(~nodes.on_cpu & (ends > starts)).tolist():
         name, span = nodes.names[nodes.name[node]], (int(starts[node]), int(ends[node]))
         columns.check(name, *span)
-        event = columns.add_event(name, KERNEL, int(nodes.stream[node]), span, (-1, -1))
+        said = None
         if nodes.kind[node] == NodeKind.COLLECTIVE:
             group = rank.groups[nodes.group[node]]
             members = lowered.traces.groups[group]
             kind = CollectiveType(int(nodes.collective[node])).name.lower()
             said = Collective(kind, len(members), int(nodes.size[node]), group, json.dumps(list(members)))
-            columns.add_collective(event, said)
+        columns.add_event((name, KERNEL), int(nodes.stream[node]), span, (-1, -1), said)
     return columns.profile()

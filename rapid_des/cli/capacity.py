@@ -21,12 +21,12 @@ from rapid_des.cli.options import (
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
-from rapid_des.report.page.server_charts import capacity_page
+from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report
-from rapid_des.studies.load_curve import LoadPoint, curve, draw_front, front
+from rapid_des.studies.load_curve import LoadPoint, curve, front
 from rapid_des.units import EventRate
 
 
@@ -96,8 +96,6 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             for layout in chosen:
                 bar.name("curves")
                 points += curve(layout, loaded, demand)
-            if path is not None:
-                draw_front(points, path, title=title)
     plain = plans.as_json()
     if points:
         plain |= {
@@ -107,7 +105,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     drawn = [f"wrote {path}"] if points and path else []
     parts = list(capacity_report(plans, demand, title))
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
-    write_study_page(options["report"], title, parts, plain, capacity_page(plain))
+    write_study_page(
+        options["report"], title, parts, plain, capacity_page(plain), plot=path if points else None
+    )
 
 
 def _rate(text: str) -> float:

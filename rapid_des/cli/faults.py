@@ -27,9 +27,8 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
-from rapid_des.report.page.study_charts import sample_page
+from rapid_des.report.charts.studies import sample_page
 from rapid_des.report.pictures.overview import draw
-from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_report, sample_report, scenario_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
@@ -207,7 +206,7 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
     title = f"{', '.join(points)} under {'; '.join(faults)}"
     write_study_page(options["report"], title, parts, plain, sample_page(plain))
     if options["plot"] is not None:
-        draw_sample(sampled.as_json(), options["plot"])
+        sampled.plot(options["plot"])
     if sampled.left:
         raise KeyboardInterrupt
     require_some(*_ends(sampled))

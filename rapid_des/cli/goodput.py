@@ -26,9 +26,8 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
+from rapid_des.report.charts.studies import goodput_charts
 from rapid_des.report.goodput_text import goodput_report
-from rapid_des.report.page.study_charts import goodput_charts
-from rapid_des.report.pictures.runs import draw_run
 from rapid_des.report.writing import check_outputs
 from rapid_des.runs.goodput import Replications, RunRequest, play, requested
 from rapid_des.runs.loading import load_reliability
@@ -128,13 +127,12 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     if options["rows"] is not None:
         result.write_rows(options["rows"])
     plain = result.as_json(options["price"])
-    if options["plot"] is not None:
-        first = list(takewhile(lambda row: row["replication"] == options["first"], result.rows()))
-        draw_run(plain | {"goodputs": result.goodputs}, first, options["plot"], title)
     plain |= answers
     parts = list(goodput_report(plain, title))
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
-    write_study_page(options["report"], title, parts, plain, goodput_charts(plain))
+    first = takewhile(lambda row: row["replication"] == options["first"], result.rows())
+    charts = goodput_charts(plain, result.goodputs, first)
+    write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
     if result.left:
         raise KeyboardInterrupt
 

@@ -187,7 +187,7 @@ def roofline(
 
     rapid-des operator roofline llama2_7b_train --on dgx_a100 -o roofline.png
     """
-    from rapid_des.report.pictures.roofline import draw_roofline
+    from rapid_des.report.charts.roofline import draw_roofline
 
     check_outputs([], pictures=[output], replace=force)
     wanted, loaded = open_job(job, machine, settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice, Run
-    from rapid_des.report.page.charts import Chart, PageSection
+    from rapid_des.report.charts import Chart, PageSection
     from rapid_des.report.result import Result
     from rapid_des.report.tables import Part
 
@@ -48,15 +48,25 @@ def write_page(path: Path, title: str, sections: Sequence[PageSection], plain: o
 
 
 def write_study_page(
-    path: Path | None, title: str, parts: Iterable[Part], plain: object, charts: Iterable[Chart] = ()
+    path: Path | None,
+    title: str,
+    parts: Iterable[Part],
+    plain: object,
+    charts: Iterable[Chart] = (),
+    *,
+    plot: Path | None = None,
 ) -> None:
-    """Write the page of a command's report with charts above it, if one is asked for."""
+    """Write the page of a command's report with charts above it, and the charts alone, if asked for."""
+    drawn = [] if path is None and plot is None else list(charts)
+    if plot is not None:
+        from rapid_des.report.pictures.charts import draw_charts
+
+        draw_charts(drawn, plot, title=title)
     if path is None:
         return
-    from rapid_des.report.page.charts import PageSection, Tiles
+    from rapid_des.report.charts import PageSection, Tiles
     from rapid_des.report.page.studies import sections_of
 
-    drawn = list(charts)
     short = PageSection("In short", [chart for chart in drawn if isinstance(chart, Tiles)])
     pictures = PageSection("In pictures", [chart for chart in drawn if not isinstance(chart, Tiles)])
     write_page(path, title, [short, pictures, *sections_of(parts)], plain)
@@ -67,9 +77,9 @@ def run_page(
 ) -> list[PageSection]:
     """Return the sections of a job's run; the changes that would help the most are simulated for it."""
     from rapid_des.modes.pricing import price
+    from rapid_des.report.charts import TextFile
     from rapid_des.report.critical_path import critical_path
     from rapid_des.report.job_structure import explain
-    from rapid_des.report.page.charts import TextFile
     from rapid_des.report.page.whole_run import Explained, run_sections
     from rapid_des.studies.changes import best_changes
 

@@ -25,7 +25,7 @@ from rapid_des.cli.plan_rows import Found, check_asked, row_options
 from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
 from rapid_des.executors import Executor, InProcess
-from rapid_des.report.page.study_charts import plan_charts
+from rapid_des.report.charts.studies import plan_charts
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.tables import Part

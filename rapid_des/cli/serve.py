@@ -21,7 +21,7 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
-from rapid_des.report.page.server_charts import served_page
+from rapid_des.report.charts.servers import served_page
 from rapid_des.report.serve_text import sampled_report, serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import refuse_several, served_energy

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
-    from rapid_des.report.page.charts import PageSection
+    from rapid_des.report.charts import PageSection
     from rapid_des.report.result import Result
 
 

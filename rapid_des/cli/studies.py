@@ -24,9 +24,9 @@ from rapid_des.cli.options import (
 from rapid_des.cli.pages import check_report, report_option, write_page, write_study_page
 from rapid_des.cli.sources import source_of
 from rapid_des.errors import InputError
+from rapid_des.report.charts.studies import sample_page, sweep_charts
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
 from rapid_des.report.page.studies import difference_sections
-from rapid_des.report.page.study_charts import sample_page, sweep_charts
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
 from rapid_des.report.tables import Part, shown

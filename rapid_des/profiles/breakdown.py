@@ -104,6 +104,7 @@ class ProfileReport(Struct, frozen=True):
                     "steps_s": [step / NS_PER_S for step in rank.steps],
                     "breakdown_s": {part: time / NS_PER_S for part, time in rank.parts.items()},
                     "device_events": len(rank.profile.events),
+                    "later_device_events": rank.profile.left_out,
                 }
                 for rank in self.ranks
             ],

@@ -79,3 +79,5 @@ class Profile(Struct, frozen=True):
     """[call]: when calls of the host began that make a stream wait for another one's event."""
     span: tuple[int, int]
     """The first and the last nanosecond of any event."""
+    left_out: int = 0
+    """Device events that were not kept, of a profile with more than a million; the earliest are kept."""

@@ -6,9 +6,9 @@ A large file is decoded piece by piece, each up to the end of an event, so that 
 from __future__ import annotations
 
 import gzip
-import math
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 from zlib import error as ZlibError  # noqa: N812 - the module has no other name for it
@@ -24,6 +24,8 @@ from rapid_des.profiles.host_traces import PRODUCTS, Shapes, linked
 
 NS_PER_US = 1000
 _PIECE = 1 << 23
+_MOST_PIECES = 8
+"""Pieces of a file that is decoded whole, at most."""
 _MOST_US = (1 << 62) / NS_PER_US
 _ON_DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
 """Categories of device events; older profilers wrote them with a capital."""
@@ -109,9 +111,7 @@ def read_kineto(path: Path, host: Shapes | None = None) -> Profile:
         if found.ranks:
             columns.rank = found.ranks.rank
         columns.device = columns.device or next((device.name for device in found.devices if device.name), "")
-    if host is not None:
-        columns.add_shapes(linked(columns.unshaped, host, str(path)))
-    return columns.profile()
+    return columns.profile(None if host is None else linked(columns.unshaped(), host, str(path)))
 
 
 def _add(columns: EventColumns, event: _Event) -> None:
@@ -128,7 +128,7 @@ def _add(columns: EventColumns, event: _Event) -> None:
     elif category in _LAUNCHES:
         columns.add_call(event.name, _number((event.args or _NONE).correlation), *span)
     elif category == "cpu_op":
-        _add_operator(columns, event)
+        _add_operator(columns, event, span[0])
     elif not category.startswith("gpu"):
         columns.add_mark(event.name, *span)
 
@@ -138,21 +138,17 @@ def _add_on_device(columns: EventColumns, event: _Event, kind: str, span: tuple[
         raise TraceError(f"{columns.path}: event {event.name[:80]!r}: has no end (dur)")
     said = event.args or _NONE
     keys = _number(said.correlation), _number(said.external)
-    row = columns.add_event(event.name, kind, _number(said.stream), span, keys)
-    if said.collective:
-        columns.add_collective(row, _collective(said))
+    collective = _collective(said) if said.collective else None
+    columns.add_event((event.name, kind), _number(said.stream), span, keys, collective)
 
 
-def _add_operator(columns: EventColumns, event: _Event) -> None:
+def _add_operator(columns: EventColumns, event: _Event, start: int) -> None:
     said = event.args or _NONE
     if (number := _number(said.external)) < 0:
         return
     shapes = f"{said.shapes} {said.types}" if event.name in PRODUCTS and said.shapes else ""
-    columns.add_operator(number, event.name, shapes[:400])
-    if event.name in PRODUCTS and not shapes:
-        columns.unshaped.append((round(event.ts * NS_PER_US), event.name, number))
-    if said.collective and event.name == _COMMUNICATES:
-        columns.add_asked(number, _collective(said))
+    collective = _collective(said) if said.collective and event.name == _COMMUNICATES else None
+    columns.add_operator(number, event.name, start, shapes[:400], collective)
 
 
 def _collective(said: _Arguments) -> Collective:
@@ -166,9 +162,9 @@ def _collective(said: _Arguments) -> Collective:
 def _span(event: _Event, path: Path) -> tuple[int, int]:
     """Return when an event started and ended, in nanoseconds."""
     duration = event.dur or 0.0
-    if not (math.isfinite(event.ts) and math.isfinite(duration)) or abs(event.ts) > _MOST_US:
+    if not -_MOST_US <= event.ts <= _MOST_US:  # nor is NaN
         raise TraceError(f"{path}: event {event.name[:80]!r}: ts {event.ts} is no time in microseconds")
-    if duration < 0 or duration > _MOST_US:
+    if not 0 <= duration <= _MOST_US:
         raise TraceError(f"{path}: event {event.name[:80]!r}: dur {duration} us; allowed: 0 or more")
     start = round(event.ts * NS_PER_US)
     return start, start + round(duration * NS_PER_US)
@@ -235,8 +231,9 @@ def _read(path: Path, file: IO[bytes]) -> bytes:
 
 
 def _rest(path: Path, file: IO[bytes]) -> bytes:
-    pieces = list(iter(lambda: _read(path, file), b""))
-    if sum(map(len, pieces)) > 1 << 31:
+    """Return what follows the first piece, if a file is none of those that are decoded piece by piece."""
+    pieces = list(islice(iter(lambda: _read(path, file), b""), _MOST_PIECES))
+    if len(pieces) == _MOST_PIECES:
         raise TraceError(
             f"{path}: is no profile of PyTorch: no 'traceEvents' in its first {_PIECE >> 20} MiB"
         )

@@ -35,6 +35,8 @@ _NEEDED = ("start", "end", "deviceId", "streamId")
 _PROCESS = ~0xFFFFFF
 """The bits of a global thread id that are its process: the last 24 are the thread's."""
 _LONGEST_LINE = 1 << 26
+_LONGEST_TEXT = 1 << 24
+"""Bytes of a row or text of a database, at most."""
 
 
 class _Gpus:
@@ -67,6 +69,7 @@ def read_sqlite(path: Path) -> Sequence[Profile]:
     gpus = _Gpus(path)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
             return gpus.profiles(_read_tables(database, gpus))
     except sqlite3.Error as problem:
         raise TraceError(f"{path}: is no export of Nsight Systems: {problem}") from None
@@ -130,7 +133,7 @@ def _add_event(
     device, stream, correlation, process = (_whole_number(key) for key in keys)
     columns, (start, end) = gpus.at(max(process, 0), device), map(_whole_number, span)
     columns.check(what[0], start, end)
-    columns.add_event(*what, stream, (start, end), (correlation, -1))
+    columns.add_event(what, stream, (start, end), (correlation, -1))
 
 
 def _add_call(gpus: _Gpus, name: str, span: tuple[object, object], keys: tuple[object, object]) -> None:

@@ -59,6 +59,21 @@ COLOURS = {
     "after": _YELLOW,
 }
 """The colours of categories, for light and for dark backgrounds."""
+
+
+def _lighter(hue: str, white: float) -> str:
+    """Return a colour with a share of white in it."""
+    parts = (round(part + (255 - part) * white) for part in bytes.fromhex(hue[1:]))
+    return "#" + "".join(f"{part:02X}" for part in parts)
+
+
+PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
+"""The kinds of passes; those of a stage's later chunks are lighter, as `forward 1` and `forward 2`."""
+COLOURS |= {
+    f"{name} {chunk}": _lighter(COLOURS[name], white)
+    for name in PASSES
+    for chunk, white in enumerate((0.45, 0.72), start=1)
+}
 OTHERS = (_BLUE, _RED, _GREEN, _YELLOW, _PINK, _SKY, _PURPLE, _BROWN)
 """The colours of categories that a foreign trace or a file names."""
 BUSY = ("#D9D9D9", "#9ECAE1", "#4F9BCB", "#2B7BBA", "#0B3C7D")

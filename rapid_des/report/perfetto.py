@@ -24,7 +24,7 @@ from rapid_des.frontend.memory import JobMemory
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.execution import Run
 from rapid_des.program.lowering import rank_times
-from rapid_des.report.pictures.memory import steps_of_stages
+from rapid_des.report.charts.memory import steps_of_stages
 from rapid_des.report.timeline import COMMUNICATES, Chosen, senders_of
 from rapid_des.report.writing import replacing
 

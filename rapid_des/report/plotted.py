@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import InputError
-from rapid_des.units import seconds
 
 if TYPE_CHECKING:
     from rapid_des.report.timeline import Extract
+
+
+_STAGES = 8
+"""Up to this many stages are all drawn; of more the first and the last ones, and the fullest."""
 
 
 def _path(path: str | Path | None) -> Path | None:
@@ -20,22 +23,23 @@ class Plotted:
     """The figures of a result; a path is optional, and the figure is written to it too."""
 
     def plot_breakdown(self: Any, path: str | Path | None = None, *, title: str = "") -> Any:
-        """Return a figure of the step as a bar, stacked by where its time goes; in every mode."""
-        from rapid_des.report.pictures.bars import StepBar, draw_bars
+        """Return a figure of where the step's time goes, a bar a part; in every mode."""
+        from rapid_des.report.charts.breakdown import breakdown_bars
+        from rapid_des.report.pictures.charts import draw_charts
 
-        parts = {part: seconds(time) for part, time in self.breakdown.items()}
-        bar = StepBar(self.mode, seconds(self.step_time), parts)
-        return draw_bars([bar], _path(path), title=title or self.title)
+        return draw_charts([breakdown_bars(self.as_json())], _path(path), title=title or self.title)
 
     def plot_timeline(
         self: Any, path: str | Path | None = None, extract: Extract | None = None, *, title: str = ""
     ) -> Any:
         """Return a figure with a row for each stream of the critical rank, or of the ranks of `extract`."""
-        from rapid_des.report.pictures.timeline import draw_timeline
+        from rapid_des.report.charts.timeline import timeline
+        from rapid_des.report.pictures.charts import draw_charts
         from rapid_des.report.timeline import Extract
 
         chosen = extract or Extract(frozenset([self.critical_rank]))
-        return draw_timeline(self._run("timeline"), chosen, _path(path), title=title or self.title)
+        lanes = timeline(self._run("timeline"), chosen, self.stream_kinds or {})
+        return draw_charts([lanes], _path(path), title=title or self.title)
 
     def plot_links(self: Any, path: str | Path | None = None) -> Any:
         """Return a figure of the fabric with the links' utilisation as colour."""
@@ -48,20 +52,22 @@ class Plotted:
 
     def plot_schedule(self: Any, path: str | Path | None = None, *, title: str = "pipeline schedule") -> Any:
         """Return a figure of a training step's passes as they ran, stages as rows; in every mode."""
-        from rapid_des.report.pictures.schedule import draw_schedule
+        from rapid_des.report.charts.schedule import schedule
+        from rapid_des.report.pictures.charts import draw_charts
 
         run = self.run if self.blocks is None else self.blocks.run
         if run is None or self.trace is None:
             raise InputError("a schedule's picture is of a job: this is a foreign trace")
-        return draw_schedule(self.trace, run, _path(path), title=title)
+        return draw_charts([schedule(self.trace, run)], _path(path), title=title)
 
     def plot_memory(self: Any, path: str | Path | None = None, *, title: str = "memory") -> Any:
         """Return a figure of a training step's memory over its time, a panel a stage; in every mode."""
-        from rapid_des.report.pictures.memory import draw_memory
+        from rapid_des.report.charts.memory import memory_plots
+        from rapid_des.report.pictures.charts import draw_charts
 
         run = self.run if self.blocks is None else self.blocks.run
         if run is None or self.trace is None or self.figures is None:
             raise InputError("a picture of memory is of a job: this is a foreign trace")
-        figures = self.figures
-        steps = self.trace, run
-        return draw_memory(figures.memory, figures.memory_capacity, steps, _path(path), title=title)
+        memory, capacity = self.figures.memory, self.figures.memory_capacity
+        plots = memory_plots((self.trace, run), memory, capacity, _STAGES)
+        return draw_charts(plots, _path(path), title=title)

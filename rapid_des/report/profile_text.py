@@ -44,6 +44,8 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
         facts["left out"] = (
             f"{counted(len(steps) - len(steady), 'step')} without device work, or far from the median"
         )
+    if later := max(ranks, key=lambda rank: rank["later_device_events"])["later_device_events"]:
+        facts["not read"] = f"{later:,} later device events of a rank: the earliest million stay in memory"
     facts["classified"] = f"{plain['classified_share']:.1%} of device time has a known class"
     if not plain["operators"]:
         facts["classified"] = "no device event: this rank's trace is of the host alone"

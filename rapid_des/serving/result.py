@@ -380,7 +380,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
 
     def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
         """Return a figure of latencies, and of the load over time; written as PNG, SVG or PDF to a path."""
-        from rapid_des.report.page.server_charts import served_charts
+        from rapid_des.report.charts.servers import served_charts
         from rapid_des.report.pictures.charts import draw_charts
 
         return draw_charts(

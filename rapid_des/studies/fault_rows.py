@@ -145,9 +145,12 @@ class FaultSample(Report):
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Return a figure of the draws' steps; written as PNG, SVG or PDF to a path."""
-        from rapid_des.report.pictures.studies import draw_sample
+        from rapid_des.report.charts.studies import sample_charts
+        from rapid_des.report.pictures.charts import draw_charts
 
-        return draw_sample(self.as_json(), None if path is None else Path(path))
+        plain = self.as_json()
+        title = "; ".join(plain["faults"])
+        return draw_charts(sample_charts(plain), None if path is None else Path(path), title=title)
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
         rows, spread = self.of(name), self.spread(name)

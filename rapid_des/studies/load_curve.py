@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
@@ -67,29 +66,3 @@ def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
             best = point.tokens_per_gpu
             front_points.append(point)
     return tuple(reversed(front_points))
-
-
-def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
-    """Draw tokens a user against tokens a GPU, a line a layout, the front thick: PNG, SVG or PDF."""
-    from rapid_des.report.pictures import new_figure, save
-
-    figure = new_figure(path, figsize=(8, 5))
-    axes = figure.subplots()
-    best = front(points)
-    axes.plot(
-        [point.tokens_per_user for point in best], [point.tokens_per_gpu for point in best],
-        color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
-    )  # fmt: skip
-    for name in dict.fromkeys(point.layout for point in points):
-        shown = [point for point in points if point.layout == name]
-        places = [(point.tokens_per_user, point.tokens_per_gpu) for point in shown]
-        axes.plot(*zip(*places, strict=True), "o-", label=name)
-        for point, place in zip(shown, places, strict=True):
-            axes.annotate(str(point.concurrency), place, fontsize=7, xytext=(4, 4),
-                          textcoords="offset points")  # fmt: skip
-    axes.set(
-        xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
-    )
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(title="numbers: requests at a time")
-    save(figure, path)

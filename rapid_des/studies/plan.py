@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 _FIGURES = ("step_time_s", "forecast_s", "mode_bound_s", "intervals", "mfu", "mfu_forecast", "tokens_per_s",
-            "tokens_per_s_forecast", "memory_forecast_bytes", "fits", "bound")  # fmt: skip
+            "tokens_per_s_forecast", "memory_forecast_bytes", "fits", "bound", "breakdown_s")  # fmt: skip
 """What a row has as the result has it."""
 AUTO = "auto"
 HEADROOM = 0.9
@@ -193,21 +193,12 @@ class Plan(Report):
         return plan_report(self.as_json(), self.job.name, self.rows[0].result.title)
 
     def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
-        """Return a figure of the rows as bars, stacked by where the time goes; written to a path."""
-        from rapid_des.report.pictures.bars import StepBar, draw_bars
-        from rapid_des.report.plan_text import differing_text
+        """Return a figure of the rows as bars, stacked by where the time goes, and of their memory."""
+        from rapid_des.report.charts.studies import plan_charts
+        from rapid_des.report.pictures.charts import draw_charts
 
-        rows = self.as_json()["rows"]
-        bars = [
-            StepBar(
-                f"{number}  {differing_text(rows, plain)}",
-                plain["step_time_s"],
-                row.result.as_json()["breakdown_s"],
-                f"MFU {plain['mfu']:.1%}",
-            )
-            for number, (row, plain) in enumerate(zip(self.rows, rows, strict=True), 1)
-        ]
-        return draw_bars(bars, None if path is None else Path(path), title=title or self.job.name)
+        charts = plan_charts(self.as_json())
+        return draw_charts(charts, None if path is None else Path(path), title=title or self.job.name)
 
 
 @dataclass(frozen=True)

@@ -250,9 +250,11 @@ class Sweep(Report, Struct, frozen=True):
 
     def plot(self, path: str | Path | None = None, *, title: str = "study") -> Any:
         """Return a figure of the best points and of the front; written as PNG, SVG or PDF to a path."""
-        from rapid_des.report.pictures.studies import draw_sweep
+        from rapid_des.report.charts.studies import sweep_charts
+        from rapid_des.report.pictures.charts import draw_charts
 
-        return draw_sweep(self.as_json(), self.columns, None if path is None else Path(path), title=title)
+        charts = sweep_charts(self.as_json(), self.columns)
+        return draw_charts(charts, None if path is None else Path(path), title=title)
 
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:

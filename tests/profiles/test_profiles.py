@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rapid_des.errors import TraceError
-from rapid_des.profiles import profile_report, read_profile
+from rapid_des.profiles import columns, profile_report, read_profile, tables
 from rapid_des.profiles.breakdown import _union
 from rapid_des.profiles.kernel_classes import class_of
 from tests.cli.shell import ROOT, call
@@ -180,6 +180,31 @@ def test_a_large_file_is_read_piece_by_piece(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes().replace(b'"ph": "X"', b'"ph" "X"', 1))
     with pytest.raises(TraceError, match="is no JSON"):
         read_profile(path)
+
+
+def test_of_a_profile_with_too_many_events_the_earliest_whole_steps_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "_MOST", 10)
+    steps = [step_of(10 * number, 1000 + 100 * number) for number in range(1, 9)]
+    path = written(tmp_path, [each for step in reversed(steps) for each in step])
+    profile = read_profile(path)
+    # 10 of 32 device events: two steps of four are whole, and the two events of the third go with the rest
+    assert [step.name for step in profile.steps] == ["ProfilerStep#10", "ProfilerStep#20"]
+    assert len(profile.events) == 8 and profile.left_out == 24
+    (rank,) = profile_report([profile]).ranks
+    (whole,) = profile_report([read_profile(written(tmp_path, [*steps[0], *steps[1]], "whole.json"))]).ranks
+    assert (rank.parts, rank.steps, rank.groups) == (whole.parts, whole.steps, whole.groups)
+    assert "24 later device events of a rank" in call("profile", "show", str(path)).out
+
+
+def test_names_without_end_are_folded_into_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_MOST_LETTERS", 3)
+    events = [event(name, place, 1) for place, name in enumerate(("a", "bc", "defg", "h", "a"))]
+    assert sorted(read_profile(written(tmp_path, events)).events.names) == [
+        "(further names)",
+        "a",
+        "bc",
+        "defg",
+    ]
 
 
 def test_a_number_that_no_stream_has_counts_as_none(tmp_path):

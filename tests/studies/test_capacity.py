@@ -10,6 +10,8 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.report.charts.servers import capacity_charts
+from rapid_des.report.pictures.charts import draw_charts
 from rapid_des.report.tables import text
 from rapid_des.serving.energy import served_energy
 from rapid_des.serving.server import serve
@@ -24,7 +26,7 @@ from rapid_des.studies.capacity import (
     with_splits,
 )
 from rapid_des.studies.capacity_report import capacity_report
-from rapid_des.studies.load_curve import LoadPoint, curve, draw_front, front
+from rapid_des.studies.load_curve import LoadPoint, curve, front
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 from tests.cli.shell import call, refused
@@ -180,7 +182,11 @@ def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node,
     assert users == sorted(users, reverse=True)
     assert points[-1].tokens_per_gpu > 5 * points[0].tokens_per_gpu
     pytest.importorskip("matplotlib")
-    draw_front(points, tmp_path / "front.png", title="served")
+    plain = {
+        name: [point.as_json() for point in some]
+        for name, some in (("points", points), ("front", front(points)))
+    }
+    draw_charts(capacity_charts(plain), tmp_path / "front.png", title="served")
     assert (tmp_path / "front.png").stat().st_size > 10_000
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.page.study_charts import sweep_charts
+from rapid_des.report.charts.studies import sweep_charts
 from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
 from rapid_des.report.tables import Table
 from rapid_des.studies.effects import front, interactions, main_effects
@@ -381,10 +381,13 @@ def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
     assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
     _, compared, *_ = sweep_report(done.as_json(), "study")
     assert isinstance(compared, Table) and "the best for each gpu" in compared.title
-    assert len(done.plot().axes) == 1
     tiles, first, *_ = sweep_charts(done.as_json(), done.columns)
     assert tiles.tiles[0].label == "Best step time"
     assert [bar.text for bar in first.bars][1].endswith("x")
+    assert [sum(time for _, time in bar.parts) for bar in first.bars] == pytest.approx(
+        [bar.value for bar in first.bars]
+    )
+    assert done.plot().axes[0].get_title() == first.title
     idle = sweep({**stated, "objective": "idle_s"}, executor="local").compared()
     assert [row["gain"] for row in idle] == [None, None]  # of times of 0
     with pytest.raises(

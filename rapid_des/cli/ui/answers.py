@@ -10,7 +10,7 @@ from rapid_des.cli.ui.form import form
 from rapid_des.cli.ui.worker import CACHE, Reply
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
-from rapid_des.report.page.charts import PageSection
+from rapid_des.report.charts import PageSection
 from rapid_des.report.page.document import page, sections_html
 from rapid_des.report.page.fabric import fabric_charts
 from rapid_des.report.page.saved import saved_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rapid_des.inputs import escaped
-from rapid_des.report.page.charts import CellGrid, Diagram, DiagramShape, Parallel
+from rapid_des.report.charts import CellGrid, Diagram, DiagramShape, Parallel
 from rapid_des.report.page.svg import RIGHT, WIDTH, colour_legend, figure, script_json, svg_element
 
 _Place = tuple[float, float]
@@ -100,7 +100,10 @@ def grid_svg(grid: CellGrid) -> str:
             for place, (level, title) in enumerate(zip(row, titles, strict=True))
             if level is not None
         ]
-    height = len(grid.rows) * (side + gap) + 20
+    for place, name in enumerate(grid.columns):
+        where = f'x="{left + (place + 0.5) * width:.1f}" y="{len(grid.rows) * (side + gap) + 12}"'
+        marks.append(f'<text {where} text-anchor="middle">{escaped(name)}</text>')
+    height = len(grid.rows) * (side + gap) + (38 if grid.columns else 20)
     marks.append(f'<text x="{left}" y="{height - 5}">{escaped(grid.across)}</text>')
     return figure(
         grid.title,

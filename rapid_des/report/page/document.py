@@ -15,8 +15,7 @@ from typing import Any
 
 from rapid_des import __version__
 from rapid_des.inputs import escaped, html_text
-from rapid_des.report.colours import BUSY, COLOURS, OTHERS
-from rapid_des.report.page.charts import (
+from rapid_des.report.charts import (
     Bars,
     CellGrid,
     Chart,
@@ -28,6 +27,7 @@ from rapid_des.report.page.charts import (
     TextFile,
     Tiles,
 )
+from rapid_des.report.colours import BUSY, COLOURS, OTHERS
 from rapid_des.report.page.diagram_svg import diagram_svg, grid_svg, parallel_svg
 from rapid_des.report.page.lanes import lanes_html
 from rapid_des.report.page.svg import bars_html, plot_svg, property_of, script_json, tiles_html
@@ -39,7 +39,7 @@ _MOST_ROWS = 2000
 
 
 def page(title: str, sections: Sequence[PageSection], plain: object, *, command: str = "") -> str:
-    """Return the HTML file of a report; `plain` is what `--json` prints, which the page can save.
+    """Return the HTML file of a report; `plain` is what `--json` prints, which the page can save, or None.
 
     >>> text = page("<i>", [PageSection("Groups", ["one"])], {"a": 1})
     >>> "<h1>&lt;i&gt;</h1>" in text, "<i>" in text
@@ -59,9 +59,15 @@ def page(title: str, sections: Sequence[PageSection], plain: object, *, command:
         f"<title>{escaped(title)}</title><style>{style()}</style></head><body>"
         f'<a class="skip" href="#main">Skip to the report</a><header><h1>{escaped(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav><main id="main">{body}</main>'
-        f'<footer><p>{made}</p><button type="button" id="save" hidden>Save the numbers as JSON</button>'
-        f'</footer><script type="application/json" id="plain">{script_json(plain)}</script>'
+        f"<footer><p>{made}</p>{'' if plain is None else _saving(plain)}</footer>"
         f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _saving(plain: object) -> str:
+    return (
+        '<button type="button" id="save" hidden>Save the numbers as JSON</button>'
+        f'<script type="application/json" id="plain">{script_json(plain)}</script>'
     )
 
 

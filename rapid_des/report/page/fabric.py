@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from rapid_des.machine import Machine
+from rapid_des.report.charts import CellGrid, Diagram, PageSection, Plot, PlotAxis, Series
 from rapid_des.report.colours import BUSY
 from rapid_des.report.fabric_boxes import MOST_NODES
 from rapid_des.report.link_measures import LinksSeen, utilisation_of
-from rapid_des.report.page.charts import CellGrid, Diagram, PageSection, Plot, PlotAxis, Series
 from rapid_des.report.page.fabric_diagrams import ROOM, diagrams, level_of
 from rapid_des.report.pictures.fabric import Picture, picture
 from rapid_des.report.pictures.overview import fabric_cells, fabric_rows

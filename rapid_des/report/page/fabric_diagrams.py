@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
+from rapid_des.report.charts import Diagram, DiagramShape
 from rapid_des.report.colours import BUSY
 from rapid_des.report.fabric_boxes import MOST_NODES, FabricBoxes, FabricUnits, boxes_of, layout_of
 from rapid_des.report.link_measures import BINS, LinkMeasure, LinksSeen
-from rapid_des.report.page.charts import Diagram, DiagramShape
 from rapid_des.report.page.svg import round_step
 from rapid_des.report.pictures.fabric import (
     Picture,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rapid_des.inputs import escaped
-from rapid_des.report.page.charts import Lane, Lanes, PlotAxis, Span
+from rapid_des.report.charts import Lane, Lanes, PlotAxis, unit_of, visible
 from rapid_des.report.page.svg import (
     WIDTH,
     Scale,
@@ -16,7 +16,6 @@ from rapid_des.report.page.svg import (
     svg_element,
     tick_text,
 )
-from rapid_des.units import PS_PER_S
 
 _LEFT, _RIGHT, _BOTTOM = 150, 14, 38
 _ROW, _GAP = 20, 4
@@ -34,12 +33,6 @@ def lanes_html(lanes: Lanes) -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="chart: {title}">{_svg(lanes)}</div>'
         f"{data}{legend(lanes.legend)}</figure>"
     )
-
-
-def unit_of(end: int) -> tuple[float, str]:
-    """Return the picoseconds of the unit in which times up to an end are written, and its name."""
-    units = ((PS_PER_S, "s"), (10**9, "ms"), (10**6, "us"))
-    return next((unit for unit in units if end >= 2 * unit[0]), units[-1])
 
 
 def _data(lanes: Lanes) -> dict[str, object]:
@@ -60,18 +53,19 @@ def _data(lanes: Lanes) -> dict[str, object]:
             numbers.append(colours.setdefault(property_of(span.colour), len(colours)))
             moment = end
         rows.append({"name": lane.name, "spans": numbers})
-    return {"end": round(lanes.end / _NS), "names": list(names), "colours": list(colours), "lanes": rows}
+    ends = {"begin": round(lanes.begin / _NS), "end": round(lanes.end / _NS)}
+    return ends | {"names": list(names), "colours": list(colours), "lanes": rows}
 
 
 def _svg(lanes: Lanes) -> str:
     height = len(lanes.lanes) * (_ROW + _GAP) + _BOTTOM
     unit, unit_name = unit_of(lanes.end)
-    x = Scale(PlotAxis("", low=0.0, high=lanes.end / unit), [], (_LEFT, WIDTH - _RIGHT))
+    x = Scale(PlotAxis("", low=lanes.begin / unit, high=lanes.end / unit), [], (_LEFT, WIDTH - _RIGHT))
     marks = []
     for number, lane in enumerate(lanes.lanes):
         top = number * (_ROW + _GAP)
         marks.append(f'<text x="{_LEFT - 8}" y="{top + 14}" text-anchor="end">{escaped(lane.name)}</text>')
-        marks += _lane(lane, top, (WIDTH - _LEFT - _RIGHT) / max(lanes.end, 1))
+        marks += _lane(lane, top, lanes.begin, (WIDTH - _LEFT - _RIGHT) / max(lanes.end - lanes.begin, 1))
     low = height - _BOTTOM + 2
     for tick in x.ticks():
         marks.append(f'<path class="grid" d="M{x(tick):.1f} {low}v5"/>')
@@ -81,26 +75,11 @@ def _svg(lanes: Lanes) -> str:
     return svg_element(lanes.title, height, marks)
 
 
-def _lane(lane: Lane, top: int, scale: float) -> Iterator[str]:
+def _lane(lane: Lane, top: int, begin: int, scale: float) -> Iterator[str]:
     """Yield a path a colour: what is too narrow to be seen alone is drawn as wide as it must be."""
     paths: dict[str, list[str]] = {}
-    for span in _visible(lane.spans, scale):
-        left, width = _LEFT + span.start * scale, max(span.length * scale, _LEAST)
+    for span in visible(lane.spans, scale, _LEAST):
+        left, width = _LEFT + (span.start - begin) * scale, max(span.length * scale, _LEAST)
         paths.setdefault(span.colour, []).append(f"M{left:.1f} {top}h{width:.1f}v{_ROW}h-{width:.1f}z")
     for name, boxes in paths.items():
         yield f'<path d="{"".join(boxes)}" fill="{fill(name)}"/>'
-
-
-def _visible(spans: Sequence[Span], scale: float) -> Iterator[Span]:
-    """Yield spans with those of the same colour that touch them on the screen joined."""
-    joined: Span | None = None
-    for span in spans:
-        near = joined is not None and (span.start - joined.start - joined.length) * scale < _LEAST / 2
-        if joined is not None and near and (span.colour == joined.colour or span.length * scale < _LEAST / 2):
-            joined = joined._replace(length=max(span.start + span.length - joined.start, joined.length))
-            continue
-        if joined is not None:
-            yield joined
-        joined = span
-    if joined is not None:
-        yield joined

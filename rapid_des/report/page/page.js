@@ -70,7 +70,7 @@
     canvas.setAttribute("aria-label", `${title}. Plus and minus zoom, the arrows move, 0 shows all, n and p go from box to box.`);
     const output = make("output", "Point at a box to read it. Drag moves, + and − zoom.");
     const tools = make("div", "", { className: "zoom" });
-    let from = 0, until = data.end, chosen = null;
+    let from = data.begin, until = data.end, chosen = null;
 
     const style = () => {
       const all = getComputedStyle(document.documentElement), read = (name) => all.getPropertyValue(name).trim();
@@ -157,8 +157,8 @@
     }
     const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
     const show = (begin, length) => {
-      length = Math.min(Math.max(length, 20), data.end);
-      from = Math.min(Math.max(begin, 0), data.end - length);
+      length = Math.min(Math.max(length, 20), data.end - data.begin);
+      from = Math.min(Math.max(begin, data.begin), data.end - length);
       until = from + length;
       redraw();
     };
@@ -195,7 +195,7 @@
     const keys = {
       "+": () => zoomBy(0.5, middle()), "=": () => zoomBy(0.5, middle()), "-": () => zoomBy(2, middle()),
       ArrowLeft: () => shift(-0.2), ArrowRight: () => shift(0.2), ArrowUp: () => nextLane(-1), ArrowDown: () => nextLane(1),
-      0: () => show(0, data.end), n: () => next(1), p: () => next(-1),
+      0: () => show(data.begin, data.end), n: () => next(1), p: () => next(-1),
     };
     canvas.onkeydown = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
@@ -238,6 +238,7 @@
   document.querySelectorAll("figure.timeline").forEach(timeline);
   liveFabrics(document);
   const save = document.getElementById("save");
+  if (!save) return;
   save.hidden = false;
   save.onclick = () => {
     const text = document.getElementById("plain").textContent;

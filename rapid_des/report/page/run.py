@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rapid_des.report.colours import BUBBLE, HOST
+from rapid_des.report.charts import Bars, HorizontalBar, PageSection, TextFile, Tile, Tiles
+from rapid_des.report.charts.breakdown import WAITS, breakdown_bars, part_name, with_share
 from rapid_des.report.critical_path import CriticalPath
-from rapid_des.report.page.charts import Bars, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.tables import Column, Part, Plain, Table, change_text, columns, seconds_text, shown
 from rapid_des.report.why_text import SimulatedChange, cause_name, simulated_text
-from rapid_des.units import PS_PER_S, seconds, time_text
+from rapid_des.units import time_text
 
 _GIB = 2**30
-_NAMES = {BUBBLE: "bubble: waiting for a message or a late peer", HOST: "host: not issued yet"}
 
 
 def headline(plain: Plain, changes: Sequence[SimulatedChange] | None = None) -> PageSection:
@@ -58,7 +57,7 @@ def _bound_tile(plain: Plain) -> Tile:
 
 
 def _bound_name(bound: str) -> str:
-    words = {"hbm": "memory bandwidth", "launch": "kernel launches", "compute": "compute", **_NAMES}
+    words = {"hbm": "memory bandwidth", "launch": "kernel launches", "compute": "compute", **WAITS}
     return words.get(bound, f"{bound} communication").partition(":")[0]
 
 
@@ -88,20 +87,9 @@ def _then(change: SimulatedChange) -> str:
     return f"then {_bound_name(change.bound)} is the largest part" if change.bound else "simulated"
 
 
-def part_name(part: str) -> str:
-    """Return the words for a part of the breakdown."""
-    plain = {"compute": "compute", "idle": "idle", **_NAMES}
-    return plain.get(part, f"exposed {part} communication")
-
-
 def breakdown_section(plain: Plain) -> PageSection:
     """Return where the time of the critical rank goes, and which operators and messages stand behind it."""
     step = max(plain["step_time_ps"], 1)
-    bars = [
-        HorizontalBar(part_name(part), time, _with_share(round(time * PS_PER_S), step), part)
-        for part, time in plain["breakdown_s"].items()
-        if time
-    ]
     rows = [
         {"part": part, "name": name, "time_ps": time, "share": time / step}
         for part, names in (plain.get("attribution_ps") or {}).items()
@@ -113,15 +101,8 @@ def breakdown_section(plain: Plain) -> PageSection:
         Column("time_ps", "time"),
         *columns(share=("share", ".2%")),
     )
-    title = f"where the time of rank {plain['critical_rank']} goes; the parts add up to the step"
-    whole = seconds(step)
-    return PageSection(
-        "Where the time goes", [Bars(title, bars, whole), Table("what stands behind each part", named, rows)]
-    )
-
-
-def _with_share(time: int, step: int) -> str:
-    return f"{time_text(time)}  {time / step:.1%}"
+    table = Table("what stands behind each part", named, rows)
+    return PageSection("Where the time goes", [breakdown_bars(plain), table])
 
 
 def changes_section(step_time: int, changes: Sequence[SimulatedChange]) -> PageSection:
@@ -148,7 +129,7 @@ def path_parts(path: CriticalPath) -> list[Part | Bars]:
     """Return the critical path by cause and by operator."""
     step = max(int(path.step_time), 1)
     bars = [
-        HorizontalBar(cause_name(cause, path), time, _with_share(time, step), cause)
+        HorizontalBar(cause_name(cause, path), time, with_share(time, step), cause)
         for cause, time in path.by_cause.items()
     ]
     rows = [

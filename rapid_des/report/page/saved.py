@@ -11,7 +11,7 @@ import msgspec
 from rapid_des.config.documents import Document
 from rapid_des.config.specs import decode
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.report.page.charts import PageSection
+from rapid_des.report.charts import PageSection
 from rapid_des.report.page.run import basis_section, breakdown_section, headline, memory_bars
 
 

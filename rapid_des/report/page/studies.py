@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rapid_des.report.page.charts import Bars, Chart, HorizontalBar, PageSection, TextFile, Tile, Tiles
-from rapid_des.report.page.run import part_name
+from rapid_des.report.charts import Bars, Chart, HorizontalBar, PageSection, TextFile, Tile, Tiles
+from rapid_des.report.charts.breakdown import part_name
 from rapid_des.report.sweep_text import difference_report
 from rapid_des.report.tables import Part, Plain, Table, added_text, change_text, seconds_text
 

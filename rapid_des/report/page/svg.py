@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rapid_des.inputs import escaped, html_text
+from rapid_des.report.charts import Bars, HorizontalBar, Plot, PlotAxis, Series, Tiles
 from rapid_des.report.colours import COLOURS, OTHERS, colour
-from rapid_des.report.page.charts import Bars, Plot, PlotAxis, Series, Tiles
 
 WIDTH = 760
 """The width of a chart in its own units, in which its fonts have 12."""
@@ -34,7 +35,7 @@ def fill(name: str) -> str:
 
 def property_of(name: str) -> str:
     """Return the name of the custom property of a category's colour."""
-    return name.replace("_", "-") if name in COLOURS else f"other-{OTHERS.index(colour(name))}"
+    return re.sub("[_ ]", "-", name) if name in COLOURS else f"other-{OTHERS.index(colour(name))}"
 
 
 def legend(names: Iterable[tuple[str, str]]) -> str:
@@ -76,12 +77,24 @@ def bars_html(bars: Bars) -> str:
     """Return bars as a table, which fits every width."""
     most = bars.most or max((bar.value for bar in bars.bars), default=0.0) or 1.0
     rows = "".join(
-        f'<tr><th scope="row">{escaped(bar.name)}</th><td class="bar"><i style="width:'
-        f'{100 * min(bar.value / most, 1):.2f}%;background:{fill(bar.colour)}"></i></td>'
+        f'<tr><th scope="row">{escaped(bar.name)}</th><td class="bar"><div>{_bar(bar, most)}</div></td>'
         f"<td>{escaped(bar.text)}</td></tr>"
         for bar in bars.bars
     )
-    return f'<table class="bars"><caption>{escaped(bars.title)}</caption><tbody>{rows}</tbody></table>'
+    table = f'<table class="bars"><caption>{escaped(bars.title)}</caption><tbody>{rows}</tbody></table>'
+    return table + legend(bars.legend)
+
+
+def _bar(bar: HorizontalBar, most: float) -> str:
+    """Return the parts of a bar one after another, and the line of its interval."""
+    parts = "".join(
+        f'<i style="width:{100 * min(value / most, 1):.2f}%;background:{fill(category)}"></i>'
+        for category, value in bar.parts or [(bar.colour, bar.value)]
+    )
+    if bar.interval is None:
+        return parts
+    low, high = (100 * min(end / most, 1) for end in bar.interval)
+    return f'{parts}<b style="left:{low:.2f}%;width:{high - low:.2f}%"></b>'
 
 
 class Scale:

@@ -9,18 +9,12 @@ from msgspec import Struct
 
 from rapid_des.modes.blocks.bounds import most_busy
 from rapid_des.modes.execution import Run
+from rapid_des.report.charts import Chart, Lane, Lanes, PageSection, TextFile
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.explain_text import explain_report
 from rapid_des.report.job_structure import Explanation
 from rapid_des.report.link_measures import LinkMeasure, LinksSeen, links_seen
-from rapid_des.report.page.charts import Chart, Lane, Lanes, PageSection, TextFile
-from rapid_des.report.page.details import (
-    memory_plots,
-    path_spans,
-    roofline_section,
-    run_of,
-    timeline_section,
-)
+from rapid_des.report.page.details import path_spans, roofline_section, run_of, stage_memory, timeline_section
 from rapid_des.report.page.fabric import fabric_section
 from rapid_des.report.page.run import (
     basis_section,
@@ -61,7 +55,7 @@ def run_sections(result: Result, explained: Explained) -> list[PageSection]:
     plain, path, changes = result.as_json(), explained.path, explained.changes
     tables = _tables(result, explained.structure)
     memory: list[Part | Chart | TextFile] = [memory_bars(plain)] if "memory_bytes" in plain else []
-    memory += [*memory_plots(result), *tables["Memory"]]
+    memory += [*stage_memory(result), *tables["Memory"]]
     return [
         headline(plain, changes),
         breakdown_section(plain),

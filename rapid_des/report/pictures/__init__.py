@@ -10,14 +10,19 @@ from rapid_des.report.writing import check_outputs, replacing, require_extra
 
 def new_figure(path: Path | None, **options: Any) -> Any:
     """Return a matplotlib figure; `InputError` if it cannot be drawn, or not written to a path."""
-    require_extra("matplotlib", "plot", "a picture")
-    check_outputs([], pictures=[path])
+    check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(**options)
     FigureCanvasAgg(figure)
     return figure
+
+
+def check_picture(path: Path | None) -> None:
+    """Raise `InputError` if a picture cannot be drawn, or not written to a path."""
+    require_extra("matplotlib", "plot", "a picture")
+    check_outputs([], pictures=[path])
 
 
 def save(figure: Any, path: Path | None, **options: Any) -> Any:

@@ -7,9 +7,9 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.blocks.bounds import most_busy
 from rapid_des.network.faults import parse_fault
+from rapid_des.report.charts import PageSection
 from rapid_des.report.fabric_boxes import boxes_of, layout_of
 from rapid_des.report.link_measures import BINS, LinksSeen, links_seen, utilisation_of
-from rapid_des.report.page.charts import PageSection
 from rapid_des.report.page.document import sections_html
 from rapid_des.report.page.fabric import fabric_charts
 from rapid_des.report.page.whole_run import fabric_of

@@ -12,9 +12,9 @@ from rapid_des.errors import InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import price
+from rapid_des.report.charts import Lane, Lanes, PageSection, PlotAxis, Span, TextFile
 from rapid_des.report.critical_path import critical_path
 from rapid_des.report.job_structure import explain
-from rapid_des.report.page.charts import Lane, Lanes, PageSection, PlotAxis, Span, TextFile
 from rapid_des.report.page.details import timeline_section
 from rapid_des.report.page.document import page
 from rapid_des.report.page.lanes import lanes_html
@@ -138,7 +138,8 @@ def test_lanes_carry_each_span_to_the_nanosecond():
 def test_a_timeline_says_that_it_leaves_boxes_out(monkeypatch):
     _, _, result = small("training", "flattened")
     assert "the first" not in timeline_section(result, None).lead
-    monkeypatch.setattr("rapid_des.report.page.details._SPANS", 5)
+    for room in ("page.details", "charts.timeline"):
+        monkeypatch.setattr(f"rapid_des.report.{room}.MOST_SPANS", 5)
     section = timeline_section(result, None)
     assert "Of a stream it shows the first 5 boxes." in section.lead
     streams = [lane for lane in section.parts[0].lanes if lane.name.startswith("rank")]

@@ -1,13 +1,14 @@
-"""What charts show: plain values and texts, without drawing."""
+"""What charts show: plain values and texts, without drawing; `page` and `pictures` draw them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from rapid_des.report.tables import Part
+from rapid_des.units import PS_PER_S
 
 
 class Tile(Struct, frozen=True):
@@ -32,6 +33,10 @@ class HorizontalBar(Struct, frozen=True):
     text: str
     colour: str
     """The category whose colour it has."""
+    parts: Sequence[tuple[str, float]] = ()
+    """Categories and their values, which add up to the bar's and are drawn one after another."""
+    interval: tuple[float, float] | None = None
+    """The ends of a line over the bar: where its value is expected."""
 
 
 class Bars(Struct, frozen=True):
@@ -41,6 +46,8 @@ class Bars(Struct, frozen=True):
     bars: Sequence[HorizontalBar]
     most: float = 0.0
     """The value of the longest possible bar; 0: the largest value."""
+    legend: Sequence[tuple[str, str]] = ()
+    """Names of parts and the categories whose colours they have."""
 
 
 class PlotAxis(Struct, frozen=True):
@@ -82,6 +89,8 @@ class Plot(Struct, frozen=True):
     y: PlotAxis
     series: Sequence[Series]
     height: int = 320
+    numbered: bool = False
+    """Whether a static picture numbers the dots and lists their titles, which a page shows when asked."""
 
 
 class Span(NamedTuple):
@@ -110,6 +119,33 @@ class Lanes(Struct, frozen=True):
     lanes: Sequence[Lane]
     legend: Sequence[tuple[str, str]] = ()
     """Names and the categories whose colours they have."""
+    begin: int = 0
+    """The start of the axis in picoseconds."""
+
+
+def visible(spans: Sequence[Span], scale: float, least: float) -> Iterator[Span]:
+    """Yield spans with those joined that touch on a drawing; `scale` is its units a picosecond.
+
+    Spans of one colour are joined over gaps below half the `least` width; a span narrower than that is
+    joined with the one before it, whatever its colour.
+    """
+    joined: Span | None = None
+    for span in spans:
+        near = joined is not None and (span.start - joined.start - joined.length) * scale < least / 2
+        if joined is not None and near and (span.colour == joined.colour or span.length * scale < least / 2):
+            joined = joined._replace(length=max(span.start + span.length - joined.start, joined.length))
+            continue
+        if joined is not None:
+            yield joined
+        joined = span
+    if joined is not None:
+        yield joined
+
+
+def unit_of(end: int) -> tuple[float, str]:
+    """Return the picoseconds of the unit in which times up to an end are written, and its name."""
+    units = ((PS_PER_S, "s"), (10**9, "ms"), (10**6, "us"))
+    return next((unit for unit in units if end >= 2 * unit[0]), units[-1])
 
 
 class DiagramShape(Struct, frozen=True):
@@ -157,6 +193,8 @@ class CellGrid(Struct, frozen=True):
     across: str
     """What the columns are."""
     scale: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    """The names of the columns, if they are few."""
 
 
 class ParallelLine(Struct, frozen=True):

@@ -5,8 +5,8 @@ import pytest
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
-from rapid_des.report.pictures.memory import memory_steps
-from rapid_des.report.pictures.schedule import whole_segments
+from rapid_des.report.charts.memory import memory_steps
+from rapid_des.report.charts.schedule import whole_segments
 from rapid_des.simulation import simulate
 
 SMALL = {"training.global_batch": 8, "model.layers": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.report.page.charts import Tile, Tiles
+from rapid_des.report.charts import Tile, Tiles
 from rapid_des.report.plan_text import differing_text
 from rapid_des.report.tables import Plain, change_text, heading, seconds_text, shown
 

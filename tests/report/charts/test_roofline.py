@@ -7,7 +7,8 @@ from matplotlib.text import Annotation
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import price
-from rapid_des.report.pictures.roofline import _DOT, _LABEL, _dots, _number, _overlaps, _rows, marks_of
+from rapid_des.report.charts.roofline import _dots, marks_of, roofline
+from rapid_des.report.pictures.numbered import DOT, LABEL, number_dots, overlaps
 
 JOBS = ["llama2_7b_train", "llama2_7b_inference"]
 
@@ -24,8 +25,9 @@ def test_every_operator_stands_in_one_row_whose_dot_is_where_the_operator_is(mar
         for mark in dot:
             assert mark.rate == pytest.approx(dot[0].rate, rel=0.0205)
             assert mark.intensity == pytest.approx(dot[0].intensity, rel=0.0205)
-    rows = list(_rows(dots))
-    assert len(rows) == len(marks) + len(dots)
+    (plot,) = roofline(load_machine("dgx_a100").device, marks, {})
+    titles = [line for series in plot.series for title in series.titles for line in title.split("\n")]
+    assert len(titles) == len(marks) + len(dots)
 
 
 def test_no_number_covers_another_or_a_dot(marks):
@@ -36,13 +38,13 @@ def test_no_number_covers_another_or_a_dot(marks):
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log", xlim=(0.01, 1e4), ylim=(1e10, 1e15))
     places = [(dot[0].intensity, dot[0].rate) for dot in _dots(marks)]
-    _number(figure, axes, places)
+    number_dots(figure, axes, places)
     dots = axes.transData.transform(np.array(places)) * 72 / figure.dpi
-    taken = [(x, y, *_DOT) for x, y in dots]
+    taken = [(x, y, *DOT) for x, y in dots]
     assert len(axes.texts) == len(places)
     for (x, y), text in zip(dots, axes.texts, strict=True):
         assert isinstance(text, Annotation)
         dx, dy = text.xyann
-        box = (x + dx, y + dy, *_LABEL)
-        assert not any(_overlaps(box, other) for other in taken)
+        box = (x + dx, y + dy, *LABEL)
+        assert not any(overlaps(box, other) for other in taken)
         taken.append(box)

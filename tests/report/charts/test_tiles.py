@@ -1,6 +1,6 @@
 """The first lines of pages of studies: what bounds them, and what to change."""
 
-from rapid_des.report.page.study_tiles import capacity_tiles, goodput_tiles, sample_tiles, served_tiles
+from rapid_des.report.charts.tiles import capacity_tiles, goodput_tiles, sample_tiles, served_tiles
 
 
 def by_label(tiles):

@@ -5,7 +5,7 @@ import pytest
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report.pictures.schedule import _ticks, boxes, whole_segments
+from rapid_des.report.charts.schedule import boxes, whole_segments
 from rapid_des.simulation import simulate
 
 
@@ -75,6 +75,8 @@ def test_the_optimizer_is_drawn_where_its_kernels_run_and_not_while_its_stage_wa
     assert max(waits) <= result.step_time
 
 
-def test_the_axis_ends_with_the_step():
-    assert _ticks(4153.3)[0][-1] == 4153.3
-    assert _ticks(4153.3)[1] == ["0", "600", "1200", "1800", "2400", "3000", "3600", "4153"]
+def test_a_notebook_shows_a_figure_as_a_page_in_a_frame_that_reaches_nothing():
+    pytest.importorskip("matplotlib")
+    shown = simulate(job("1f1b"), load_machine("dgx_a100"), mode="analytical").plot_schedule()._repr_html_()
+    assert shown.startswith('<iframe sandbox="allow-scripts"')
+    assert "micro-batch 7" in shown and "<script" not in shown  # the page is escaped within its frame

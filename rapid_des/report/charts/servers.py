@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series, Tiles
-from rapid_des.report.page.study_tiles import capacity_tiles, layout_name, served_tiles
+from rapid_des.report.charts import Bars, HorizontalBar, Plot, PlotAxis, Series, Tiles
+from rapid_des.report.charts.tiles import capacity_tiles, layout_name, served_tiles
 from rapid_des.report.pictures.serving import Drawn, over_time
 from rapid_des.report.tables import Plain
 from rapid_des.units import PS_PER_S
@@ -115,8 +115,10 @@ def capacity_page(plain: Plain) -> Iterator[Tiles | Bars | Plot]:
     for row in plain.get("rows") or ():
         low, high = row["rate_interval_per_s"]
         text = f"{row['rate_per_s']:.3g} ({low:.3g} to {high:.3g})"
-        bars.append(HorizontalBar(layout_name(row), row["rate_per_s"], text, "before"))
-    yield Bars("the highest rate of each layout, requests/s, with 95% intervals", bars)
+        ends = (low, max(row["rate_per_s"] if high is None else high, low))
+        bars.append(HorizontalBar(layout_name(row), row["rate_per_s"], text, "before", interval=ends))
+    most = max((bar.interval[1] for bar in bars if bar.interval), default=0.0)
+    yield Bars("the highest rate of each layout, requests/s, with 95% intervals as lines", bars, most)
     yield from capacity_charts(plain)
 
 
@@ -131,5 +133,7 @@ def capacity_charts(plain: Plain) -> Iterator[Plot]:
             lines += [Series(name, name, places)]
             titles = [f"{name}: {point['concurrency']} requests at a time" for point in mine]
             lines += [Series("", name, places, "dots", titles=titles, legend=False)]
+        best = [(point["tokens_per_user"], point["tokens_per_gpu"]) for point in plain["front"]]
+        lines.append(Series("front: no layout is better in both", "", best, dashed=True))
         x, y = PlotAxis("tokens/s a user (median)", log=True), PlotAxis("tokens/s a GPU", log=True)
         yield Plot("what users see against what a GPU yields", x, y, lines)
