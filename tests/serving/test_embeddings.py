@@ -22,9 +22,9 @@ CAUSAL = {"model.attention.causal": True, "model.max_positions": 4096}
 MACHINE = load_machine("dgx_h100")
 
 
-def served(settings=(), **asked):
+def served(settings=(), arrivals="constant rate=1/s", requests=4, prompt="512", output=None):
     job = load_job(ENCODER, settings=dict(settings))
-    return serve(job, MACHINE, **({"arrivals": "constant rate=1/s", "requests": 4, "prompt": "512"} | asked))
+    return serve(job, MACHINE, arrivals=arrivals, requests=requests, prompt=prompt, output=output)
 
 
 def test_a_request_alone_takes_a_pass_without_a_head():

@@ -1,5 +1,7 @@
 """Windows that stand for a long time: beside the run of every request, and what has no windows."""
 
+from typing import Any
+
 import pytest
 
 from rapid_des.errors import ConfigError
@@ -16,7 +18,7 @@ JOB = {"model": MODEL, "phase": "inference", "software": "vllm-0.12", "paralleli
        "inference": {"batch": 1, "prompt_length": 512, "output_length": 8}, "host": None,
        "serving": {"router": "least_requests"}}  # fmt: skip
 MACHINE = load_machine("dgx_h100")
-ASKED = {"arrivals": "diurnal rate=150/s swing=0.9 period=20s", "requests": 3000,
+ASKED: dict[str, Any] = {"arrivals": "diurnal rate=150/s swing=0.9 period=20s", "requests": 3000,
          "prompt": "uniform low=100 high=1000", "output": "uniform low=2 high=20"}  # fmt: skip
 WINDOWS = "every=1s window=200ms warmup=100ms"
 SLO = Slo.parse("e2e=17ms")
