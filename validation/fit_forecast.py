@@ -44,12 +44,15 @@ from validation.pages import NOTES, as_of, fill
 FILE = Path(forecast.__file__).with_name("forecast.json")
 _NONE = 0.001
 START = Scales(
-    slope=0.03, software=0.06, family=_NONE, format=_NONE, experts=_NONE, source=0.08, rest=0.06, within=0.0,
-    worked=0.06, waiting=0.3,
+    slope=_NONE, software=_NONE, family=_NONE, format=_NONE, experts=_NONE, waiting=_NONE,
+    source=0.08, rest=0.06, within=0.0, worked=0.06,
 )  # fmt: skip
-SOUGHT = ("slope", "software", "source", "rest", "worked", "waiting")
-"""Scales that are fitted. On all sources GPU families, formats and experts explained nothing (0.0009 to
-0.0013), and without one source anything up to 0.24, from a single other one: they stay at none."""
+SOUGHT = ("source", "worked")
+"""Scales that are fitted. `rest` and `within` are how jobs of one source and of one cell scatter. On all
+sources the others explained next to nothing (software 0.0009, slopes 0.011 and 0.002, else 0.001), and
+without one source anything up to 0.24, from a single other one."""
+_FEW = 3
+"""Cells of a source, and jobs of a cell, from which a scatter can be told."""
 LEAST, MOST = 0.0003, 0.5
 _GAIN, _LAST_STEP = 1e-4, 1.1
 _DIGITS = 4
@@ -79,8 +82,26 @@ def cells_of(jobs: Sequence[Measured]) -> tuple[tuple[Cell, ...], float]:
         shares = {name: round(share, _DIGITS) for name, share in means.items() if share}
         kind = structs.replace(members[0].kind, shares=shares)
         cells.append(Cell(source, kind, len(members), round(error, _DIGITS), source in WORKED_ON))
-        within += [abs(job.error - error) for job in members if len(members) > 2]
-    return tuple(cells), round(1.4826 * median(within), _DIGITS)
+        within += [abs(job.error - error) for job in members if len(members) >= _FEW]
+    return tuple(cells), _scatter(within)
+
+
+def rest_of(cells: Sequence[Cell]) -> float:
+    """Return the standard deviation of a source's cells: the median over sources, each by medians."""
+    errors: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for cell in cells:
+        errors[cell.source, cell.kind.experts].append(cell.error)
+    found = [each for each in errors.values() if len(each) >= _FEW]
+    return (
+        median(_scatter([abs(error - median(each)) for error in each]) for each in found)
+        if found
+        else START.rest
+    )
+
+
+def _scatter(distances: Sequence[float]) -> float:
+    """Return the standard deviation of a normal distribution with these distances from its median."""
+    return round(1.4826 * median(distances), _DIGITS)
 
 
 def predictive(cells: Sequence[Cell], scales: Scales) -> float:
@@ -102,7 +123,7 @@ def predictive(cells: Sequence[Cell], scales: Scales) -> float:
 
 def fitted(cells: Sequence[Cell], within: float) -> Scales:
     """Return the scales with the best `predictive`, by a search along each."""
-    best = structs.replace(START, within=within)
+    best = structs.replace(START, within=within, rest=rest_of(cells))
     most, step = predictive(cells, best), 2.0
     while step > _LAST_STEP:
         improved = False
@@ -130,6 +151,14 @@ def left_out(jobs: Sequence[Measured]) -> Iterator[tuple[Measured, float, float]
                 yield (job, *posterior.ratio(job.kind))
 
 
+def widths_of(found: Sequence[tuple[Measured, float, float]]) -> dict[str, float]:
+    """Return the widths of intervals, of dense jobs and of mixtures of experts, as `Scales` names them."""
+    return {
+        name: width_of([each for each in found if each[0].kind.experts is experts] or found)
+        for name, experts in (("width", False), ("experts_width", True))
+    }
+
+
 def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
     """Return how many standard deviations hold 80 % of a source's jobs, each source weighing the same."""
     counts: dict[str, int] = defaultdict(int)
@@ -142,7 +171,7 @@ def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
     return round(ranked[int(np.searchsorted(reached, LEVEL))][0], _DIGITS)
 
 
-def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Iterator[str]:
+def lines(found: Sequence[tuple[Measured, float, float]], scales: Scales) -> Iterator[str]:
     """Yield the lines of a table: sources left out, simulated and forecast, dense jobs and experts apart.
 
     The last line of each kind is the mean of its sources, of which each weighs the same.
@@ -153,22 +182,24 @@ def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Itera
     for experts, kind in ((False, "dense"), (True, "experts")):
         mine = [each for each in found if each[0].kind.experts is experts]
         sources = {
-            source: _figures([each for each in mine if each[0].source == source], width)
+            source: _figures([each for each in mine if each[0].source == source], scales)
             for source in sorted({job.source for job, _, _ in mine})
         }
         for source, figures in sources.items():
             yield _line(f"{source}, {kind}", figures)
         if sources:
-            yield _line(f"**all {kind}, by row**", _figures(mine, width))
+            yield _line(f"**all {kind}, by row**", _figures(mine, scales))
             means = [fmean(column) for column in zip(*sources.values(), strict=True)]
             yield _line(f"**all {kind}, by source**", [float(len(mine)), *means[1:]])
 
 
-def _figures(found: Sequence[tuple[Measured, float, float]], width: float) -> list[float]:
+def _figures(found: Sequence[tuple[Measured, float, float]], scales: Scales) -> list[float]:
     simulated = [100 * math.expm1(-job.error) for job, _, _ in found]
     expected = [100 * math.expm1(middle - job.error) for job, middle, _ in found]
     off = np.abs(simulated)
-    held = fmean(100.0 * (abs(job.error - middle) <= width * spread) for job, middle, spread in found)
+    held = fmean(
+        100.0 * (abs(job.error - middle) <= scales.half(job.kind, spread)) for job, middle, spread in found
+    )
     figures = [float(len(found)), fmean(off), fmean(simulated), *np.quantile(off, (0.5, 0.9)), off.max()]
     figures += [own_factor([job.error for job, _, _ in found]), fmean(map(abs, expected)), fmean(expected)]
     return [*map(float, figures), max(map(abs, expected)), held]
@@ -212,10 +243,9 @@ def write(jobs: Sequence[Measured]) -> None:
     """Write the file of forecasts, and what they are worth."""
     cells, within = cells_of(jobs)
     found = list(left_out(jobs))
-    width = width_of(found)
-    scales = structs.replace(fitted(cells, within), width=width)
+    scales = structs.replace(fitted(cells, within), **widths_of(found))
     forecast.write(FILE, Published(scales, cells))
-    fill(NOTES, "forecast", [*lines(found, width), "", f"As of {as_of()}."])
+    fill(NOTES, "forecast", [*lines(found, scales), "", f"As of {as_of()}."])
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def _row(cell: Cell, cells: Sequence[Cell], others: Posterior) -> Row:
     alike = [each for each in cells if each is not cell and _machine(each) == _machine(cell)]
     own = alike[:: max(1, len(alike) // FEW)][:FEW]
     (before, _), (after, spread) = others.ratio(cell.kind), others.ratio(cell.kind, own)
-    half = others.table.scales.width * spread
+    half = others.table.scales.half(cell.kind, spread)
     case = f"{cell.source} {cells.index(cell)}"
     measured, predicted, null = (100 * math.exp(error) for error in (cell.error, after, before))
     return Row(case, measured, predicted, null=null, covered=abs(cell.error - after) <= half)

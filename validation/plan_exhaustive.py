@@ -1,12 +1,12 @@
-"""Whether `plan` finds what simulating every way finds, and whether its bounds are bounds.
+"""Whether `plan` finds what simulating every layout finds, and whether its bounds are bounds.
 
     python -m validation.plan_exhaustive [NUMBER ...]
 
-simulates every way that fits into memory of five spaces (or of those with these numbers, from 1), by closed
-forms and flattened (some minutes of two cores), and prints a table a space: ways, those that fit, what
+simulates every layout that fits into memory of five spaces (or of those with these numbers, from 1), by
+closed forms and flattened (some minutes of two cores). It prints a row a space: layouts, those that fit, what
 `plan` simulated of them, whether its rows are the best of all to the picosecond, and how near the bounds come
 to the steps. It ends with code 1 if a row differs, a bound is above a step, closed forms are by more than
-their margin, or less memory is needed than a bound says.
+`MARGIN`, or less memory is needed than a bound says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.plan import HEADROOM, Wanted, plan
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.refinement import margin
+from rapid_des.studies.refinement import MARGIN
 from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Space, checked
 from rapid_des.studies.worker_pools import executor_of
@@ -120,60 +120,58 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to split a job: its bounds, and what it really takes."""
+class TriedLayout:
+    """A layout of a job: its bounds, and what it really takes, times in picoseconds."""
 
     fits: bool
     least_memory: int
+    """Bytes that the bound says it needs at least."""
     needed: int
+    """Bytes that it needs."""
     bound: int
+    """What its step takes at least."""
     steps: Mapping[str, int]
+    """Its step by mode."""
 
 
-def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job, Way]]:
-    """Yield every way of a space, those that fit simulated in all modes."""
+def tried_layouts(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[TriedLayout]:
+    """Yield every layout of a space, those that fit simulated in all modes."""
     work = SharedWork(machine, BoundedCache(1 << 28))
     lower_bounds, memory_bounds = LowerBounds(work), MemoryBounds(work)
     capacity = int(HEADROOM * machine.device.spec.hbm.capacity)
-    legal = [checked(one, lambda _: None) for one in Space(job, machine, case.gpus, case.vary)]
-    fitting, steps = [], dict[tuple[int, str], int]()
-    for one in legal:
-        if one is not None:
-            needed = memory(one).fullest.peak
-            bound = lower_bounds.step(one) if needed <= capacity else 0
-            fitting.append((one, Way(needed <= capacity, memory_bounds.memory(one), needed, bound, {})))
+    all_legal = (checked(one, lambda _: None) for one in Space(job, machine, case.gpus, case.vary))
+    legal = [one for one in all_legal if one is not None]
+    needed = [memory(one).fullest.peak for one in legal]
     points = [
         (number, mode, Point(one, machine, mode=mode, allow_oom=True))
-        for number, (one, way) in enumerate(fitting)
-        if way.fits
+        for number, one in enumerate(legal)
+        if needed[number] <= capacity
         for mode in MODES
     ]
-    with executor_of() as crew:
-        for place, outcome in crew.map(evaluate, [point for _, _, point in points]):
+    steps = dict[tuple[int, str], int]()
+    with executor_of() as pool:
+        for place, outcome in pool.map(evaluate, [point for _, _, point in points]):
             if isinstance(outcome, Done):
                 steps[points[place][:2]] = int(outcome.value.step_time)
-    for number, (one, way) in enumerate(fitting):
+    for number, one in enumerate(legal):
+        fits = needed[number] <= capacity
+        bound = lower_bounds.step(one) if fits else 0
         found = {mode: steps[number, mode] for mode in MODES if (number, mode) in steps}
-        yield one, Way(way.fits, way.least_memory, way.needed, way.bound, found)
+        yield TriedLayout(fits, memory_bounds.memory(one), needed[number], bound, found)
 
 
 def row(case: Case) -> tuple[str, bool]:
     """Return a space's row, and whether all is as it should be."""
     job, machine = rd.load_job(case.job, settings=case.settings), rd.load_machine(case.machine)
-    legal = list(ways(case, job, machine))
-    every = [way for _, way in legal]
-    done = [way for way in every if len(way.steps) == len(MODES)]
+    every = list(tried_layouts(case, job, machine))
+    done = [layout for layout in every if len(layout.steps) == len(MODES)]
     found = plan(job, machine, Wanted(gpus=case.gpus, top=TOP, vary=case.vary), executor_of())
-    best = sorted(way.steps["flattened"] for way in done)[:TOP]
+    best = sorted(layout.steps["flattened"] for layout in done)[:TOP]
     same = [int(row.step_time) for row in found.rows] == best
-    near = [way.bound / min(way.steps.values()) for way in done]
-    memories = [way.least_memory / way.needed for way in every]
-    closed = [way.steps["analytical"] / way.steps["flattened"] for way in done]
-    lessened = [
-        way.steps["analytical"] * (1 - margin(one)) <= way.steps["flattened"]
-        for one, way in legal
-        if len(way.steps) == len(MODES)
-    ]
+    near = [layout.bound / min(layout.steps.values()) for layout in done]
+    memories = [layout.least_memory / layout.needed for layout in every]
+    closed = [layout.steps["analytical"] / layout.steps["flattened"] for layout in done]
+    lessened = [layout.steps["analytical"] * (1 - MARGIN) <= layout.steps["flattened"] for layout in done]
     counts = found.counts
     text = (
         f"| {case.name} | {found.ways:,} | {len(done):,} | {counts['analytical']}, {counts['flattened']} "
@@ -185,7 +183,7 @@ def row(case: Case) -> tuple[str, bool]:
 
 def main() -> int:
     """Print the table; return 1 if a plan is wrong."""
-    print("| space | ways | fit and run | simulated by plan | first five | bound / step: median, most "
+    print("| space | layouts | fit and run | simulated by plan | first five | bound / step: median, most "
           "| closed forms / step: most | memory's bound: median, most |")  # fmt: skip
     print("|---|---:|---:|---:|---|---:|---:|---:|")
     right = True

@@ -37,7 +37,7 @@ def asked_run(options: dict[str, Any]) -> AskedRun | None:
         if options["objective"] == "tokens_per_day":
             lacking = "--objective tokens_per_day"
         if lacking is not None:
-            raise InputError(f"{lacking}: is of a run with failures; allowed with --reliability FILE")
+            raise InputError(f"{lacking} is for runs with failures: it needs --reliability FILE")
         return None
     return AskedRun(load_reliability(options["reliability"]), options["days"] or _DAYS)
 

@@ -49,12 +49,11 @@ from rapid_des.units import PS_PER_S, Duration
 @force_option
 @json_option
 def calibrate(files: tuple[Path, ...], output: Path, machine: str, **options: Any) -> None:
-    r"""Write the files of a machine, DIR/machine.yaml and what it names, from what was measured on it.
+    """Write the files of a machine, DIR/machine.yaml and what it names, from what was measured on it.
 
     FILE is a profile, the output of nccl-tests, ib_write_bw, `dcgmi dmon` or `nvidia-smi dmon`, or a CSV of
     matrix products (columns M, N, K, dtype, time_us). Only what was measured differs from the base.
 
-    \b
     rapid-des calibrate -o my_cluster --on dgx_h100_x8 all_reduce.txt gemms.csv --step my_job.yaml=4.3s
     """
     from rapid_des.studies.calibration import Questions, calibrate_machine

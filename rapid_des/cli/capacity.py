@@ -19,7 +19,7 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
-from rapid_des.cli.serve import workload_option, workload_texts
+from rapid_des.cli.serve import given_server, workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
@@ -70,6 +70,8 @@ from rapid_des.units import EventRate
 def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Find the highest rate that JOB serves on a machine within limits, and the fleet for a load.
 
+    JOB is a job or a model: a file, a preset or a config.json of Hugging Face.
+
     --plot and --report draw what users see against what a GPU yields, of every layout.
 
     rapid-des capacity llama3_1_70b_serve --on dgx_h100 --slo "ttft=1s tpot=40ms" --load 50/s
@@ -83,7 +85,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     check_report(options["report"], force=options["force"])
-    wanted, loaded = open_job(job, machine, settings, reads=OF_SERVERS)
+    wanted, loaded = open_job(given_server(job, machine), machine, settings, reads=OF_SERVERS)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"

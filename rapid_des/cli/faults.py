@@ -97,9 +97,8 @@ def faults() -> None:
 @faults.command("run")
 @_study_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    r"""Run JOB with the faults and without: step time, and which kinds, collectives, links and ranks wait.
+    """Compare JOB with faults and without: the step time, and which collectives, links and ranks wait.
 
-    \b
     rapid-des faults run llama2_7b_train --on torus_2d_a100 --fault 'link=0-1 bandwidth=0.25'
     """
     if not faults:
@@ -148,14 +147,13 @@ def criticality_command(
 def sample(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
-    r"""Run draws of --fault on JOB: mean, percentiles and the mean of the worst twentieth of the step.
+    """Run draws of --fault on JOB: mean, percentiles and the mean of the worst twentieth of the step.
 
     Numbers may be distributions, places random: 'random=links count=1 bandwidth=normal(0.5,0.1)'. Draws
     follow from --seed, their ids and the fabric alone: other jobs see the same ones. Allowed are normal,
     lognormal, uniform, exponential, weibull, poisson, binomial, choice(VALUE:WEIGHT,…) and
     empirical(FILE.csv[,COLUMN]).
 
-    \b
     rapid-des faults sample llama2_7b_train --on torus_2d_a100 --draws 30 \
         --fault 'random=links count=1 bandwidth=normal(0.5,0.1)'
     """
@@ -171,11 +169,10 @@ def sample(
 @click.argument("study", type=click.Path(path_type=Path))
 @_draw_options
 def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
-    r"""Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it.
+    """Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it.
 
     Numbers and places of --fault are those of `rapid-des faults sample`.
 
-    \b
     rapid-des faults study llama2_7b_splits --draws 30 \
         --fault 'random=gpus count=1 compute=uniform(0.5,0.9)'
     """

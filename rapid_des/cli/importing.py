@@ -62,6 +62,8 @@ def import_group() -> None:
 
     Each key of such a file is mapped, refused by name, or listed as ignored with the reason why it changes
     nothing: on the terminal, with --json, and in the head of the file that is written.
+
+    ASTRA-sim's files are not converted: `rapid-des replay --astra-network FILE` runs traces under them.
     """
 
 

@@ -12,8 +12,10 @@ import atexit
 import difflib
 import gc
 import importlib
+import inspect
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -73,6 +75,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 _NEW_OBJECTS = 50_000
 """Threshold of the garbage collector; see `rapid_des.processes`."""
+_NUMBERS = {"integer": "N", "integer range": "N", "float": "NUMBER", "float range": "NUMBER"}
+"""What help pages call the types of numbers."""
 _MOST_LINES = 40
 _FRAMES = 6
 _FEW = 8
@@ -103,7 +107,7 @@ class LazyGroup(click.Group):
         gc.enable()
         if signal.getsignal(signal.SIGINT) is end:  # it ended the process until here
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        _keep_examples(command)
+        _prepare(command)
         return command
 
     def invoke(self, ctx: click.Context) -> object:
@@ -120,11 +124,18 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-def _keep_examples(command: click.Command) -> None:
-    """Mark examples in help texts as click wants it, by one character for which a docstring has two."""
-    command.help = command.help and command.help.replace("\\b\n", "\b\n")
+def _prepare(command: click.Command) -> None:
+    """Keep examples in help pages as lines that can be pasted, and say numbers in plain words."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        f"\b\n{text}" if text.lstrip().startswith("rapid-des ") else text for text in paragraphs
+    )
+    for option in command.params:
+        if option.metavar is None and isinstance(option, click.Option) and option.type.name in _NUMBERS:
+            option.metavar = _NUMBERS[option.type.name]
     for inside in command.commands.values() if isinstance(command, click.Group) else ():
-        _keep_examples(inside)
+        _prepare(inside)
+        inside.short_help = " ".join(inside.help.split("\n\n")[0].split()) if inside.help else None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,7 +203,15 @@ def _usage(error: click.UsageError) -> str:
     else:
         hint = _example(error)
     help_page = "" if error.ctx is None else f"; {error.ctx.command_path} --help says more"
-    return f"error: {' '.join(error.format_message().split()).rstrip('.')}{hint}{help_page}"
+    return f"error: {_in_plain_words(error).rstrip('.')}{hint}{help_page}"
+
+
+def _in_plain_words(error: click.UsageError) -> str:
+    """Return what click says in one line, with `whole number` for its `valid integer range`."""
+    said = " ".join(error.format_message().split())
+    for name, words in (("integer", "whole number"), ("float", "number")):
+        said = re.sub(f"is not a valid {name}( range)?", f"is not a {words}", said)
+    return said
 
 
 def _commands_near(names: Sequence[str], problem: str) -> str:
@@ -335,6 +354,10 @@ def progress(title: str) -> Iterator[Bar]:
     try:
         with redirect_stdout(sys.stderr):
             yield bar
+    except KeyboardInterrupt:
+        if bar.title != title:  # a part of the work has been named
+            announce(f"interrupted at: {bar.said()}")
+        raise
     finally:
         timer.cancel()
         ended.set()

@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rapid_des.cli.main import announce
-from rapid_des.config import Document, Spec
+from rapid_des.config import Document
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import printable
@@ -51,6 +51,7 @@ class Amount(click.FloatRange):
 
 
 ROOTS = ("job", "machine", "device")
+_ROOTED = tuple(f"{root}." for root in ROOTS)
 
 
 def names_or_files(kind: Kind | Literal["trace"]) -> Complete:
@@ -75,20 +76,18 @@ def one_of(choices: Iterable[str]) -> Complete:
 
 def setting_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
     """Complete a key of --set, one step at a time: `device.clock.su` to `device.clock.sustained=`."""
-    from rapid_des.config.descriptions import keys_below
-    from rapid_des.device.spec import DeviceSpec
-    from rapid_des.frontend import JobSpec
-    from rapid_des.machine import MachineSpec
+    from rapid_des.cli.setting_keys import keys_beginning
 
-    specs: dict[str, type[Spec]] = {"job": JobSpec, "machine": MachineSpec, "device": DeviceSpec}
-    path, _, _ = incomplete.rpartition(".")
-    root, _, above = path.partition(".")
-    if not path:
-        return _beginning((f"{name}." for name in specs), incomplete)
-    if root not in specs or "=" in incomplete:
-        return []
-    keys = keys_below(specs[root], above)
-    return _beginning((f"{path}.{key}{'.' if more else '='}" for key, more in keys.items()), incomplete)
+    return _beginning(keys_beginning(incomplete), incomplete)
+
+
+def _with_roots(ctx: click.Context, param: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
+    """Return settings with the file each belongs to: `parallelism.tp=4` is `job.parallelism.tp=4`."""
+    if all(setting.startswith(_ROOTED) for setting in settings):
+        return settings
+    from rapid_des.cli.setting_keys import with_root
+
+    return tuple(map(with_root, settings))
 
 
 def _beginning(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -112,8 +111,10 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    callback=_with_roots,
     shell_complete=setting_keys,
-    help="Override a key: job.…, machine.… or device.…; 0.73x multiplies. Repeatable.",
+    help="Override a key of the job, machine or device: parallelism.tp=4; device.hbm.bandwidth=2x doubles. "
+    "Repeatable.",
 )
 fault_option = click.option(
     "--fault",
@@ -240,7 +241,10 @@ def split_settings(settings: Iterable[str], allowed: tuple[str, ...] = ROOTS) ->
         root, _, rest = key.strip().partition(".")
         if not equals or not rest or root not in allowed:
             choices = ", ".join(f"{root}.KEY=VALUE" for root in allowed)
-            raise ConfigError(f"{setting!r} is not of the form {choices}", file="--set")
+            from rapid_des.cli.setting_keys import meant
+
+            problem = f"{setting!r} is not of the form {choices}{meant(key.strip(), allowed)}"
+            raise ConfigError(problem, file="--set")
         result[root].append((rest, value))
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.plan_rows import Found, check_asked, row_options
 from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
+from rapid_des.config.specs import resolve
 from rapid_des.executors import Executor, InProcess
 from rapid_des.report.charts.studies import plan_charts
 from rapid_des.report.pictures.studies import draw_tornado
@@ -103,7 +105,7 @@ if TYPE_CHECKING:
 @executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    r"""Find the best layouts of JOB over GPUs: model, batch and sequence length stay.
+    """Find the best layouts of JOB over GPUs: model, batch and sequence length stay.
 
     JOB is a job, or a model: a file, a preset or a config.json of Hugging Face, with --tokens-per-batch.
 
@@ -111,7 +113,6 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     until no other layout can be faster than the rows, or, where that takes many simulations, than the
     first by more than measurements distinguish. ^C prints the best so far.
 
-    \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml
     rapid-des plan llama3_1_8b --on dgx_h100 --tokens-per-batch 1M --sequence 8192
     rapid-des plan llama2_7b_train --on dgx_a100 --why 2 --plot layouts.png
@@ -119,6 +120,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     check_asked(options)
     check_report(options["report"], force=options["force"])
     run = asked_run(options)
+    resolve(machine, "machine", folder=Path())  # a misspelt machine is said before what a model lacks
     source = job_of(job, options["tokens"], options["sequence"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(source, machine, settings, reads=() if run is None else OF_RUNS)
@@ -191,12 +193,11 @@ def _interruptible(options: dict[str, Any]) -> Executor:
 @executor_options
 @json_option
 def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    r"""Show by how much the step of JOB changes with each rate, time and clock that it may depend on.
+    """Show by how much the step of JOB changes with each rate, time and clock that it may depend on.
 
     The elasticity d ln step / d ln parameter by central differences, for the numbers of the machine, its
     device, the job's host and NCCL's constants. Numbers that state one thing are moved together.
 
-    \b
     rapid-des sensitivity llama2_7b_train --on dgx_a100 --top 6 --plot tornado.png
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])

@@ -43,11 +43,10 @@ def profile() -> None:
 )
 @json_option
 def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
-    r"""Show where the time of profiled steps goes.
+    """Show where the time of profiled steps goes.
 
     Each FILE is the profile of one rank. A host trace of PyTorch may stand before it.
 
-    \b
     rapid-des profile show trace_rank_0.json.gz trace_rank_1.json.gz
     """
     with progress("profiles"):
@@ -79,11 +78,10 @@ def compare(
     faults: tuple[str, ...],
     **options: Any,
 ) -> None:
-    r"""Compare profiled steps with the prediction of their job, part by part and class by class.
+    """Compare profiled steps with the prediction of their job, part by part and class by class.
 
     The parts of each side add up to its step. Each FILE is the profile of one rank; the slowest is compared.
 
-    \b
     rapid-des profile compare rank_0.json.gz --job llama2_7b_train --on dgx_a100
     """
     report = profile_report(read_run(files))
@@ -127,7 +125,9 @@ def _grown(text: str) -> tuple[int, int]:
     try:
         return whole_number(before, 2, 2**20), whole_number(after, 2, 2**20)
     except ValueError:
-        raise InputError(f"--dp {text!r}: allowed: N=M, two numbers of ranks from 2 on, as 8=512") from None
+        raise InputError(
+            f"--dp {text!r}: allowed: N=M, two numbers of ranks, each 2 or more, as in 8=512"
+        ) from None
 
 
 def _scaled(speeds: tuple[str, ...], removed: tuple[str, ...]) -> dict[str, float]:

@@ -30,12 +30,11 @@ from rapid_des.studies.difference import difference
 @force_option
 @json_option
 def report(sources: tuple[str, ...], output: Path, *, force: bool, as_json: bool) -> None:
-    r"""Write a page of one SOURCE, or of two side by side: one HTML file that needs nothing else.
+    """Write a page of one SOURCE, or of two side by side: one HTML file that needs nothing else.
 
     A SOURCE is a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`, in
     quotes: "JOB --on MACHINE --set KEY=VALUE". The last has every section; a file has those that it holds.
 
-    \b
     rapid-des report "llama2_7b_train --on dgx_a100" -o 7b.html
     rapid-des report before.json after.json -o change.html
     """

@@ -45,15 +45,14 @@ model_options = together(
     ),
     click.option(
         "--sequence",
-        type=click.IntRange(1),
-        metavar="TOKENS",
+        metavar="8K",
         help="Tokens of a sequence, where JOB is a model; unset: 4,096, or all that it has positions for.",
     ),
 )
 """A model in place of JOB; `given_job` reads them."""
 
 
-def given_job(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+def given_job(reference: str, tokens: str | None, sequence: str | None) -> str | Document:
     """Return the job that is named, or where `model_options` are given one that trains the model named."""
     if tokens is None and sequence is None:
         return reference

@@ -18,9 +18,10 @@ from rapid_des.cli.options import (
     open_job,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
+from rapid_des.config import Document
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job, load_job
-from rapid_des.machine import Machine
+from rapid_des.machine import Machine, load_machine
 from rapid_des.report.charts.servers import served_page
 from rapid_des.report.serve_text import sampled_report, serve_report
 from rapid_des.report.writing import check_outputs
@@ -31,6 +32,7 @@ from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.slo import Slo
+from rapid_des.studies.model_jobs import names_model, serving_document
 from rapid_des.units import seconds
 
 _OF_ALL = ("rows", "plot", "timeline", "report", "energy", "outages")
@@ -43,18 +45,37 @@ workload_option = click.option(
 
 
 def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return --arrivals, --prompt and --output, as --workload has them where they are not stated."""
+    """Return --arrivals (or --rate), --prompt and --output, as --workload has them where none is stated."""
+    if options.get("rate") is not None:
+        if options["arrivals"] is not None:
+            raise InputError("--rate and --arrivals both say when requests come: state one")
+        options = {**options, "arrivals": f"poisson rate={options['rate']}"}
     named, names = WORKLOADS.get(options["workload"]), ("arrivals", "prompt", "output")
     return {name: options.get(name) or getattr(named, name, None) for name in names}
+
+
+def given_server(reference: str, machine: str) -> str | Document:
+    """Return the job that is named, or one that serves the model that is named, which is then said."""
+    if not names_model(reference):
+        return reference
+    document = serving_document(reference, load_machine(machine))
+    split, lengths = document.tree["parallelism"], document.tree["inference"]
+    announce(
+        f"{reference} is a model: served by vLLM with tp {split['tp']} on {split['dp']} replicas (--set "
+        f"parallelism.tp=… parallelism.dp=…), prompts of {lengths['prompt_length']:,} and answers of "
+        f"{lengths['output_length']} tokens (--prompt, --output)"
+    )
+    return document
 
 
 @click.command()
 @job_options
 @fault_option
+@click.option("--rate", metavar="4/s", help="Requests come independently at this rate (a Poisson process).")
 @click.option(
     "--arrivals",
     metavar="'KIND KEY=VALUE …'",
-    help="When requests come, as in: poisson rate=4/s. Else the job's.",
+    help="When requests come, as in: clients count=32, or trace file=requests.csv. Else the job's.",
 )
 @workload_option
 @click.option(
@@ -88,16 +109,21 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
 @force_option
 @json_option
 def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Serve requests that come over time by JOB (file or preset) on a machine.
+    """Serve requests that come over time by JOB, or by a model, on a machine.
+
+    JOB is a job or a model: a file, a preset or a config.json of Hugging Face.
 
     rapid-des serve llama3_1_70b_serve --on dgx_h100 --requests 500 --slo "ttft=200ms tpot=20ms"
+    rapid-des serve llama3_1_8b --on dgx_h100 --rate 20/s --prompt 2048 --output 256 --requests 200
     """
     check_outputs(
         [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
     )
     check_report(options["report"], force=options["force"])
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
-    wanted, loaded = open_job(job, machine, settings, options["faults"], reads=OF_SERVERS)
+    wanted, loaded = open_job(
+        given_server(job, machine), machine, settings, options["faults"], reads=OF_SERVERS
+    )
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     if options["energy"]:

@@ -83,11 +83,10 @@ _report_options = together(
 @executor_options
 @_report_options
 def sweep(study: Path, output: Path | None, **options: Any) -> None:
-    r"""Simulate every point of STUDY, a file (`rapid-des schema study`) or preset; show the best and why.
+    """Simulate every point of STUDY, a file (`rapid-des schema study`) or preset; show the best and why.
 
     ^C keeps what is finished with -o, and the same command goes on.
 
-    \b
     rapid-des sweep llama2_7b_splits -o results --plot splits.png
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
@@ -125,12 +124,11 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
 )
 @_report_options
 def show(results: Path, **options: Any) -> None:
-    r"""Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points.
+    """Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points.
 
     Of `faults sample -o` and `faults study -o`: what their draws cost. Times in columns are seconds, sizes
     bytes (step_time_s, memory_bytes); mfu is a share of 1.
 
-    \b
     rapid-des show results --where 'tp <= 4' --sort=-mfu --columns tp,pp,dp,mfu
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
@@ -218,12 +216,11 @@ def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
 @force_option
 @json_option
 def compare(a: str, b: str, *, as_json: bool, force: bool, report: Path | None) -> None:
-    r"""Line up two results and say which operators, collectives and waiting make the difference.
+    """Line up two results and say which operators, collectives and waiting make the difference.
 
     A and B are each a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`,
     in quotes: "JOB --on MACHINE --set KEY=VALUE".
 
-    \b
     rapid-des compare "llama2_7b_train --on dgx_a100" "llama2_7b_train --on dgx_h100"
     rapid-des compare 'results#1' 'results#5'
     """
@@ -276,9 +273,8 @@ def compare(a: str, b: str, *, as_json: bool, force: bool, report: Path | None) 
 @executor_options
 @json_option
 def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> None:
-    r"""Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna.
+    """Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna.
 
-    \b
     rapid-des search llama2_7b_splits --trials 4 --objective mfu
     """
     stored = storage or f"sqlite:///{study.stem}.search.db"

@@ -33,13 +33,12 @@ from rapid_des.studies.changes import best_changes
 @engine_options
 @json_option
 def why(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    r"""Explain what a step of JOB waits for: its critical path, and the changes that would help the most.
+    """Explain what a step of JOB waits for: its critical path, and the changes that would help the most.
 
     The critical path is the chain of kernels, messages and waits that decides the end of the step; its parts
     add up to the step time. What is not on it has slack: the time by which it could run later without a
     later end. Each change is simulated.
 
-    \b
     rapid-des why llama2_7b_train --on dgx_a100
     """
     wanted, loaded = open_job(job, machine, settings, faults)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import difflib
 import io
 import json
 import math
@@ -226,15 +227,17 @@ def _assign(holder: Any, step: str, value: object, key: str) -> None:
     factor = _FACTOR.match(value) if isinstance(value, str) else None
     if factor:
         present = holder.get(index) if isinstance(holder, dict) else holder[index]
+        if present is None:
+            near = difflib.get_close_matches(step, holder, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; state a value"
+            raise ConfigError(f"the file states no {step!r} to multiply{hint}", file="--set", key=key)
         value = _scaled(present, float(factor[1]), key)
     holder[index] = value
 
 
 def _scaled(present: object, factor: float, key: str) -> object:
-    if isinstance(present, bool) or present is None:
-        raise ConfigError(f"there is no number to multiply, the file has {present!r}", file="--set", key=key)
     match = _QUANTITY.match(present) if isinstance(present, str) else None
-    if match is None and not isinstance(present, int | float):
+    if match is None and (isinstance(present, bool) or not isinstance(present, int | float)):
         raise ConfigError(f"{present!r} is no number to multiply", file="--set", key=key)
     scaled = (float(match[1].replace("_", "")) if match else present) * factor  # type: ignore[operator]
     if not math.isfinite(scaled):

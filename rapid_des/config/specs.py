@@ -111,7 +111,8 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
 def is_model(reference: str) -> str:
     """Return what to say of a model where a job is wanted."""
     command = f"rapid-des new job --set model={reference} -o job.yaml"
-    return f"{reference} is a model, not a job; `{command}` writes a job that trains it"
+    trains = f"`{command}` writes a job that trains it"
+    return f"{reference} is a model, not a job; {trains}; plan, serve and capacity take models"
 
 
 def beside(folder: Path, reference: str, *, key: str) -> Path:

@@ -324,7 +324,7 @@ def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Doc
 
 
 class Rates(Struct, frozen=True):
-    """Whole-device rates a second (FLOP/s, bytes/s), `port` one SM's; capacities in bytes."""
+    """Rates of the whole device (FLOP/s, bytes/s; `port`: of one SM) and capacities in bytes."""
 
     sms: int
     tensor: float

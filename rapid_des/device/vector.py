@@ -20,14 +20,14 @@ from typing import Literal
 from msgspec import Struct
 
 from rapid_des.device.device import Device, miss_share, transfer
-from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
+from rapid_des.device.operators import DTYPE_BITS, Bound, Dtype, Estimate, Vector, width
 from rapid_des.device.spec import split_kernel
 from rapid_des.device.vector_kinds import KINDS, VectorKind, VectorPass, over_elements
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 from rapid_des.values import fields
 
-Policy = Literal["eager", "torch_compile", "megatron", "vllm", "trtllm"]
+Policy = Literal["eager", "torch_compile", "megatron", "vllm", "trtllm", "flash_attn"]
 
 EXPANSIONS: Mapping[str, tuple[str, ...]] = {
     # To fp32, square, mean, plus epsilon, inverse root, times the root, back, times the weight.
@@ -44,7 +44,21 @@ EXPANSIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Composite operators, as PyTorch's eager mode and the usual model code launch them."""
 
+EAGER: frozenset[Policy] = frozenset({"eager", "flash_attn"})
+"""Policies under which autograd runs model code an operator at a time."""
+
 _RMS_NORM = EXPANSIONS["rms_norm"]
+_NARROW_NORM_BACKWARD = ("scale", "multiply", "bias_gradient")
+"""The backward of the product with the weight: by the weight, by the input, and that summed over rows."""
+_WIDE_NORM_BACKWARD = (
+    "cast",
+    "scale", "multiply", "row_mean",  # by the root; by the input and summed up, for the root
+    "row_scalar", "row_scalar", "row_scalar",  # its cube, times the sum, halved
+    "fill", "copy", "scale", "multiply",  # the mean's; pow_backward: x to the first power, twice, times that
+    "residual_add",
+    "cast",
+)  # fmt: skip
+"""The rest of it runs in fp32 (PyTorch, derivatives.yaml and FunctionsManual.cpp: pow_backward)."""
 _ROPE = EXPANSIONS["rope"]
 
 _EVERY_ENGINE: Mapping[tuple[str, ...], str] = {
@@ -70,6 +84,7 @@ FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "megatron": {**_EVERY_ENGINE, **_TRAINING},
     "vllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
     "trtllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
+    "flash_attn": {_RMS_NORM: "rms_norm", _ROPE: "rope"},
 }
 """The sequences of operators that a fusion policy executes as one kernel, by policy."""
 
@@ -154,6 +169,24 @@ def _fused(kinds: tuple[str, ...], policy: Policy) -> tuple[str, ...]:
         launched.append(table[run] if run else waiting[0])
         del waiting[: len(run) if run else 1]
     return tuple(launched)
+
+
+def rms_norm_steps(policy: Policy, dtype: Dtype, *, backward: bool) -> tuple[tuple[str, Dtype], ...]:
+    """Return the kernels of an RMS norm that a policy runs an operator at a time; none if it has one kernel.
+
+    Between its casts it computes in fp32, whatever the activations' format.
+
+    >>> [kind for kind, dtype in rms_norm_steps("eager", "bf16", backward=False) if dtype == "bf16"]
+    ['scale']
+    """
+    if fused(("rms_norm",), policy) != _RMS_NORM:
+        return ()
+    narrow, wide = (
+        (_NARROW_NORM_BACKWARD, _WIDE_NORM_BACKWARD) if backward else (_RMS_NORM[-1:], _RMS_NORM[:-1])
+    )
+    steps: list[tuple[str, Dtype]] = [(kind, "fp32") for kind in wide]
+    last: list[tuple[str, Dtype]] = [(kind, dtype) for kind in narrow]
+    return tuple(last + steps if backward else steps + last)
 
 
 def _expand(kind: str) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def alternate(operations: Sequence[Operation]) -> Iterator[tuple[int, Share]]:
             shares[place] = Share(part, part)
         elif isinstance(operation.operator, Vector) and not operation.name.endswith((".amax", COPY)):
             before = shares.get(producer_of(operations, place), WHOLE)
-            shares[place] = Share(1.0, 1.0 if operation.saved else before.lost)
+            widens = operation.operator.kind == "cast" and operation.operator.dtype == "fp32"
+            shares[place] = Share(1.0, 1.0 if operation.saved or widens else before.lost)
     yield from ((place, share) for place, share in shares.items() if share.made)
 
 

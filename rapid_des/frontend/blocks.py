@@ -36,15 +36,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NotRequired, TypedDict, cast
+from typing import cast
 
 import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.block_slices import exchanges_each_micro_batch, slices
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import ServingPass, pass_key, passes
@@ -398,11 +399,13 @@ def _timed(block: PipelineBlock, cuts: Cuts | None) -> PricedPiece:
     times = Cuts((0,) * len(block.cuts)) if cuts is None else cuts
     nodes: list[PieceNode] = []
     positions: dict[int, int] = {}
-    begin = 0
+    begin, in_order = 0, exchanges_each_micro_batch(block.job)
     for cut, time, (issue, lead) in zip(block.cuts, times.steps, _issues(block, times), strict=True):
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
         node = PieceNode(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
-        for part in _by_bound(block, begin, cut, time):
+        end = cut + 1 if block.job.spec.training else begin  # nothing travels beside what infers
+        rows = block.piece.rows[begin:end]
+        for part in slices(rows, time, in_order=in_order):
             after = (len(nodes) - 1,) if nodes else PORTS
             nodes.append(replace(node, after=after, **part))
             # the next part is issued with the first, and starts this much later
@@ -417,40 +420,6 @@ def _timed(block: PipelineBlock, cuts: Cuts | None) -> PricedPiece:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [mark.at(positions[mark.position]) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
-
-
-class _BlockSlice(TypedDict):
-    """A part of a block: its duration in picoseconds, what bounds its kernels, and their HBM bytes."""
-
-    duration: int
-    bound: NotRequired[int]
-    bytes: NotRequired[int]
-
-
-def _by_bound(block: PipelineBlock, begin: int, cut: int, time: int) -> Iterator[_BlockSlice]:
-    """Yield the parts of a stretch of rows that messages slow differently; they add up to its duration.
-
-    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel determines how much
-    of its rate they take. Kernels of one kind stand together, in the place of a node for each.
-    """
-    left = time
-    rows = block.piece.rows[begin : cut + 1]
-    rows = rows[rows[:, PieceColumn.STREAM] == STREAMS.index("compute")]
-    for bounds in _SLOWED if block.job.spec.training else ():
-        mine = rows[np.isin(rows[:, PieceColumn.BOUND], bounds)]
-        duration = min(left, int(mine[:, PieceColumn.DURATION].sum()))
-        if duration:
-            yield {"duration": duration, "bound": bounds[0], "bytes": int(mine[:, PieceColumn.BYTES].sum())}
-        left -= duration
-    if left or not time:
-        yield {"duration": left}
-
-
-_SLOWED = (
-    tuple(BOUNDS.index(bound) for bound in ("tensor", "vector", "shared", "l2")),
-    (BOUNDS.index("hbm"),),
-)
-"""Groups of bounds whose kernels messages slow alike; the first bound of a group stands for it."""
 
 
 def _issues(block: PipelineBlock, cuts: Cuts) -> Iterator[tuple[int, int]]:

@@ -321,7 +321,7 @@ class Sharding(Struct, frozen=True):
 
     @property
     def norm_groups(self) -> tuple[str, ...]:
-        """The groups that the gradient norm is summed over: replicas where each knows only its part."""
+        """The groups over which the gradient norm is summed: replicas too, if each knows only its part."""
         return (self.group, "model") if "optimizer" in self.policy.split else ("model",)
 
     def held(self, state: State, elements: int) -> int:

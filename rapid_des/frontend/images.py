@@ -17,7 +17,7 @@ from rapid_des.values import replace
 
 def _linear(shard: Shard, patches: PatchesSpec) -> Linear:
     rows = shard.sequences * patches.count
-    return Linear("embedding.patches", shard.hidden, patches.width, True, rows, narrow=False)
+    return Linear("embedding.patches", shard.hidden, patches.width, patches.bias, rows, narrow=False)
 
 
 def embed_patches(operations: OperatorList, shard: Shard, patches: PatchesSpec) -> None:
@@ -31,7 +31,11 @@ def patch_gradients(operations: OperatorList, shard: Shard, patches: PatchesSpec
     """Append the gradients of the embedding's weights, of learned tokens and of positions."""
     linear = _linear(shard, patches)
     gemm = Gemm(linear.columns, linear.inner, linear.rows, dtype=shard.precision.activations)
-    others = linear.columns + (patches.extra + patches.mask) * shard.hidden + shard.model.position_parameters
+    others = (
+        linear.columns * patches.bias
+        + (patches.extra + patches.mask) * shard.hidden
+        + shard.model.position_parameters
+    )
     parameters = linear.columns * linear.inner
     name, after = f"{linear.name}.weight_gradient", operations.last
     append_weight_gradient(operations, shard, name, gemm, after=after, parameters=parameters)

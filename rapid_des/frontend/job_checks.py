@@ -32,7 +32,7 @@ def check_job(job: Job) -> None:
     """Raise a `ConfigError` for the first thing that does not fit."""
     _check_sections(job)
     _check_axes(job)
-    if job.model.spec.patches or not job.model.is_causal:
+    if job.model.spec.patches or not job.model.generates:
         _refuse_first(job, encoder_refusals(job))
     _check_tensor_parallel(job)
     if job.spec.phase == "training":
@@ -196,7 +196,7 @@ def _check_inference(job: Job) -> None:
     _refuse_first(job, _serving_refusals(job))
     for number, kind in enumerate(spec.kinds):
         key = "output_length" if spec.batch else f"requests.{number}.output_length"
-        made = kind.output_length if job.model.is_causal else 0
+        made = kind.output_length if job.model.generates else 0
         _check_length(job, f"inference.{key}", kind.prompt_length + made)
     if spec.micro_batch:
         key = "inference.micro_batch"

@@ -229,6 +229,10 @@ class PatchesSpec(Spec, frozen=True):
     """Learned tokens before the patches: the one that stands for the class, and registers."""
     mask: bool = False
     """Whether a further learned token takes the place of hidden patches while the model learns (DINOv2)."""
+    bias: bool = True
+    """Whether the product that embeds patches has a bias; false: CLIP."""
+    norm: bool = False
+    """Whether a norm of its own stands between the embeddings and the layers (CLIP)."""
 
     def __post_init__(self) -> None:
         if self.image % self.size:

@@ -1,4 +1,4 @@
-"""Weight matrices split over tp: their products, what makes operands narrow, and the messages around them.
+"""Weight matrices split over tp: products, narrow operands, messages around them, residuals behind.
 
 With sequence parallelism shards of the sequence are gathered before a column-parallel matrix (and before the
 backward of a row-parallel one), and partial sums scattered after a row-parallel one. `training.overlap_tp`
@@ -21,8 +21,16 @@ from typing import Unpack
 from msgspec import Struct
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
+from rapid_des.device.vector import fused
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import Counts, OperatorList, Shard
+from rapid_des.frontend.operations import (
+    Counts,
+    OperatorList,
+    Shard,
+    before_residual,
+    launch,
+    residual_in_norm,
+)
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
@@ -374,3 +382,34 @@ def scale_backward(operations: OperatorList, shard: Shard, name: str) -> None:
     gains, kernel = (shard.vector(kind, rows, columns) for kind in ("norm_gradient", "scale"))
     operations.kernel(f"{name}.layer_scale.gains", gains, parameters=columns)
     operations.kernel(f"{name}.layer_scale", kernel, output=shard.activation_bytes(rows * columns))
+
+
+def residual_forward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append dropout and the residual addition; `bias`: the matrix before has one."""
+    rows, columns = shard.norm_tokens, shard.hidden
+    size = shard.activation_bytes(rows * columns)
+    mask = rows * columns * shard.dropout
+    kinds = before_residual(shard, bias=bias) + (() if residual_in_norm(shard) else ("residual_add",))
+    if kinds:
+        launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
+
+
+def residual_backward(
+    operations: OperatorList, shard: Shard, name: str, *, after: int | tuple[int, ...]
+) -> int:
+    """Append the sum of a half's input gradient with the gradient that passed beside it."""
+    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
+    output = shard.activation_bytes(kernel.rows * kernel.columns)
+    return operations.kernel(f"{name}.residual", kernel, after=after, output=output)
+
+
+def dropout_backward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
+    """Append the backward of the dropout before the residual addition."""
+    if shard.dropout:
+        before = before_residual(shard, bias=bias)
+        after = () if residual_in_norm(shard) else ("residual_add",)
+        kinds = fused((*before, *after), shard.fusion)
+        kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
+        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
+        size = shard.activation_bytes(kernel.rows * kernel.columns)
+        operations.kernel(f"{name}.dropout", kernel, output=size)

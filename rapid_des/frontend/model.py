@@ -88,15 +88,16 @@ class Model:
         return layer.norm_count * self.spec.norm_parameters + self._gains(layer) + halves
 
     def head_parameters(self) -> int:
-        """Return the output head's parameters, but for a bias: as many as the token table has."""
-        return self.spec.vocabulary * self.spec.hidden
+        """Return the output head's parameters, but for a bias."""
+        return (self.spec.features or self.spec.vocabulary) * self.spec.hidden
 
     def embedding_parameters(self) -> int:
         """Return the parameters of the token table, or of what embeds patches with the learned tokens."""
         patches = self.spec.patches
         if patches is None:
-            return self.head_parameters()
-        return self.spec.hidden * (patches.width + 1 + patches.extra + patches.mask)
+            return self.spec.vocabulary * self.spec.hidden
+        tokens = patches.width + patches.bias + patches.extra + patches.mask
+        return self.spec.hidden * tokens + self.spec.norm_parameters * patches.norm
 
     @property
     def parameters(self) -> int:
@@ -130,6 +131,7 @@ class Model:
         patches = self.spec.patches
         if patches is not None:
             layers += 2 * patches.count * patches.width * self.spec.hidden
+        if patches is not None or self.spec.features is not None:
             logits = requests
         return requests * layers + 2 * logits * self.head_parameters()
 
@@ -143,6 +145,11 @@ class Model:
         """Whether attention sees no later positions, in all layers."""
         mixers = (layer.mixer for layer in self.kinds)
         return all(mixer.core.causal for mixer in mixers if isinstance(mixer, GroupedQueryAttention))
+
+    @property
+    def generates(self) -> bool:
+        """Whether it makes tokens one after another, and not features or what an encoder makes."""
+        return self.is_causal and self.spec.features is None
 
 
 def _pass_flops(half: Sublayer, positions: range) -> int:
@@ -175,6 +182,9 @@ def model_of(spec: ModelSpec, path: Path) -> Model:
     if spec.norms == "after" and spec.block == "parallel_one_norm":
         problem = "one norm for both halves stands before them, and norms is after"
         raise ConfigError(problem, file=str(path), key="block")
+    if spec.features and (spec.tied_embeddings or spec.head_bias or spec.predictions or spec.logit_softcap):
+        problem = "stand in place of a head, which has no bias, cap or predictions, and is not tied"
+        raise ConfigError(problem, file=str(path), key="features")
     return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
 
 
@@ -189,6 +199,13 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")
 """Sums over tp in vocabulary-parallel cross-entropy, each of one fp32 a token."""
+
+
+_EMBEDDING_NORM = "embedding.norm"
+
+
+def _has_norm(shard: Shard) -> bool:
+    return shard.model.patches is not None and shard.model.patches.norm
 
 
 def _has_positions(shard: Shard) -> bool:
@@ -209,6 +226,8 @@ def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
     size = shard.activation_bytes(rows * columns)
     if _has_positions(shard):
         operations.kernel("embedding.position", shard.vector("residual_add", rows, columns), output=size)
+    if _has_norm(shard):
+        norm_forward(operations, shard, _EMBEDDING_NORM, rows, adds=False)
     if shard.dropout:
         kernel = shard.vector("dropout", rows, columns)
         operations.kernel("embedding.dropout", kernel, saved=rows * columns, output=size)
@@ -225,6 +244,8 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
     if shard.dropout:
         kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
         operations.kernel("embedding.dropout", kernel)
+    if _has_norm(shard):
+        norm_backward(operations, shard, _EMBEDDING_NORM, operations.last)
     gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
     if shard.model.patches is not None:
         patch_gradients(operations, shard, shard.model.patches)
@@ -241,10 +262,15 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
     return operations.finish()
 
 
+def _head_part(shard: Shard) -> int:
+    """Return the columns of the output head on this rank: features or tokens; 0 without a head."""
+    return shard.vocabulary_part if shard.model.features is None else shard.model.features // shard.tp
+
+
 def _head(shard: Shard, rows: int, *, tied: bool = False) -> Linear:
     """Return the output head, column-parallel over the vocabulary."""
     bias = shard.model.head_bias
-    return Linear("head", shard.vocabulary_part, shard.hidden, bias, rows, narrow=False, tied=tied)
+    return Linear("head", _head_part(shard), shard.hidden, bias, rows, narrow=False, tied=tied)
 
 
 LOSSES: Mapping[str, str] = {
@@ -274,9 +300,13 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     """
     operations = OperatorList()
     norm_forward(operations, shard, "head.norm", shard.norm_tokens)
-    if not shard.model.vocabulary:
+    if not _head_part(shard):
         return operations.finish()
+    kept = shard.activation_bytes(shard.norm_tokens * shard.hidden)
     shard = _of_head(shard)
+    if shard.model.features is not None:
+        column_forward(operations, shard, _head(shard, shard.tokens), saved=kept)
+        return operations.finish()
     rows, columns = shard.tokens, shard.vocabulary_part
     dtype = _loss_dtype(shard)
     size = byte_count(rows * columns, dtype)
@@ -310,11 +340,14 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     the table's gradient.
     """
     operations = OperatorList()
-    if not shard.model.vocabulary:
+    if not _head_part(shard):
         norm_backward(operations, shard, "head.norm", operations.last)
         return operations.finish()
     whole, shard = shard, _of_head(shard)
-    rows, columns = shard.tokens, shard.vocabulary_part
+    rows, columns = shard.tokens, _head_part(shard)
+    if shard.model.features is not None:
+        norm_backward(operations, whole, "head.norm", column_backward(operations, shard, _head(shard, rows)))
+        return operations.finish()
     if shard.cross_entropy == "torch":
         # The block of the logits as they came is too small for fp32, and free for their gradient alone.
         # Over tp, gradient and softmax stand beside their sum and its product (PyTorch's loss_parallel).
@@ -331,8 +364,8 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
 
 
 def _of_head(shard: Shard) -> Shard:
-    """Return what the head sees: all positions, or of images one of each sequence."""
-    return shard if shard.model.patches is None else pooled(shard)
+    """Return what the head sees: all positions, or one of each sequence of images and for features."""
+    return shard if shard.model.patches is None and shard.model.features is None else pooled(shard)
 
 
 def sampling(shard: Shard) -> tuple[Operation, ...]:
@@ -344,7 +377,7 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     rows = shard.sampled
     if not rows:
         return ()
-    if not shard.model.vocabulary:  # features of all positions
+    if not _head_part(shard):  # features of all positions
         norm_forward(operations, shard, "head.norm", shard.norm_tokens)
         return operations.finish()
     norm_forward(operations, shard, "head.norm", rows)
@@ -352,9 +385,11 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     if shard.model.logit_softcap:
         operations.kernel("head.cap", shard.vector("tanh", rows, shard.vocabulary_part))
     if shard.tp > 1:
-        elements = rows * shard.vocabulary
+        elements = rows * _head_part(shard) * shard.tp
         output = shard.activation_bytes(elements)
         operations.message("head.gather", "tp.logits", shard.message("tp.logits", elements), output=output)
+    if shard.model.features is not None:
+        return operations.finish()
     operations.kernel("sample", shard.vector("sample", rows, shard.vocabulary))
     return operations.finish()
 

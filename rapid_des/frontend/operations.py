@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
-from rapid_des.device.vector import Policy, fused
+from rapid_des.device.vector import EAGER, Policy, fused, rms_norm_steps
 from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
 from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.frontend.template import DOMAINS, INPUT, Domain
@@ -417,19 +417,48 @@ def launch(
 
     `kinds` names the operators, `shape` is (rows, columns) of the tensor; the counts go to the last kernel.
     """
-    *early, last = fused(kinds, shard.fusion)
-    output = counts.get("output", 0)
-    for index, kind in enumerate(early):
-        operations.kernel(f"{name}.{index}.{kind}", _kernel(shard, kind, shape), output=output)
-    operations.kernel(name, _kernel(shard, last, shape), **counts)
+    dtype = shard.precision.activations
+    norm = rms_norm_steps(shard.fusion, dtype, backward=False) if kinds == ("rms_norm",) else ()
+    keeps = byte_count(shape[0] * shape[1], "fp32") if norm and counts.get("saved") else 0
+    kernels = _kernels(norm or [(kind, dtype) for kind in fused(kinds, shard.fusion)], shape)
+    _append_all(operations, name, kernels, keeps=keeps, **counts)  # the square keeps the input in fp32
 
 
-def _kernel(shard: Shard, kind: str, shape: tuple[int, int]) -> Vector:
+def _kernels(steps: Sequence[tuple[str, Dtype]], shape: tuple[int, int]) -> list[Vector]:
     rows, columns = shape
-    return shard.vector(kind, rows, 1 if kind == "row_scalar" else columns)
+    return [Vector(kind, rows, 1 if kind == "row_scalar" else columns, dtype) for kind, dtype in steps]
 
 
-def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
+def _append_all(
+    operations: OperatorList, name: str, kernels: Sequence[Vector],
+    after: int | None = None, keeps: int = 0, **counts: Unpack[Counts],
+) -> int:  # fmt: skip
+    """Append kernels on one tensor, and return where the last one stands.
+
+    The second keeps `keeps` bytes; the counts are those of the last one.
+    """
+    *early, last = kernels
+    for index, kernel in enumerate(early):
+        wide = byte_count(kernels[0].rows * kernels[0].columns, kernel.dtype)
+        size = max(counts["output"], wide) if counts.get("output") else 0
+        saved = keeps * (index == 1)
+        operations.kernel(f"{name}.{index}.{kernel.kind}", kernel, after=after, output=size, saved=saved)
+        after = None
+    return operations.kernel(name, last, after=after, **counts)
+
+
+def rms_norm_backward(
+    operations: OperatorList, shard: Shard, name: str, shape: tuple[int, int],
+    after: int | None = None, **counts: Unpack[Counts],
+) -> int:  # fmt: skip
+    """Append an RMS norm's backward, one kernel or autograd's, and return where it ends."""
+    steps = rms_norm_steps(shard.fusion, shard.precision.activations, backward=True)
+    if steps:
+        return _append_all(operations, name, _kernels(steps, shape), after, **counts)
+    return operations.kernel(name, shard.vector("rms_norm", *shape, backward=True), after=after, **counts)
+
+
+def before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
     """Return what runs between a row-parallel matrix and the residual addition.
 
     A deferred bias without dropout is added by the residual's kernel at no cost in traffic.
@@ -444,7 +473,7 @@ def residual_in_norm(shard: Shard) -> bool:
     norm = shard.model.norm
     if shard.model.norms == "after" or shard.model.block != "sequential":
         return False
-    kinds = (*_before_residual(shard, bias=False), "residual_add", norm)
+    kinds = (*before_residual(shard, bias=False), "residual_add", norm)
     return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
 
 
@@ -460,41 +489,12 @@ def norm_backward(operations: OperatorList, shard: Shard, name: str, after: int)
     """Append a norm's backward, which waits for the input gradient of what follows it."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
-    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
     counts: Counts = {"output": size, "parameters": shard.model.norm_parameters}
-    if shard.fusion != "eager" or shard.model.norm != "layer_norm":
+    if shard.model.norm == "rms_norm":
+        return rms_norm_backward(operations, shard, name, (rows, columns), after, **counts)
+    kernel = shard.vector(shard.model.norm, rows, columns, backward=True)
+    if shard.fusion not in EAGER:
         return operations.kernel(name, kernel, after=after, **counts)
     # PyTorch's layer_norm_kernel.cu: the input's gradient and the parameters' are kernels of their own.
     operations.kernel(f"{name}.parameters", shard.vector("norm_gradient", rows, columns), after=after)
     return operations.kernel(name, kernel, **counts)
-
-
-def residual_forward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
-    """Append dropout and the residual addition; `bias`: the matrix before has one."""
-    rows, columns = shard.norm_tokens, shard.hidden
-    size = shard.activation_bytes(rows * columns)
-    mask = rows * columns * shard.dropout
-    kinds = _before_residual(shard, bias=bias) + (() if residual_in_norm(shard) else ("residual_add",))
-    if kinds:
-        launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
-
-
-def residual_backward(
-    operations: OperatorList, shard: Shard, name: str, *, after: int | tuple[int, ...]
-) -> int:
-    """Append the sum of a half's input gradient with the gradient that passed beside it."""
-    kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
-    output = shard.activation_bytes(kernel.rows * kernel.columns)
-    return operations.kernel(f"{name}.residual", kernel, after=after, output=output)
-
-
-def dropout_backward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
-    """Append the backward of the dropout before the residual addition."""
-    if shard.dropout:
-        before = _before_residual(shard, bias=bias)
-        after = () if residual_in_norm(shard) else ("residual_add",)
-        kinds = fused((*before, *after), shard.fusion)
-        kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
-        kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
-        size = shard.activation_bytes(kernel.rows * kernel.columns)
-        operations.kernel(f"{name}.dropout", kernel, output=size)

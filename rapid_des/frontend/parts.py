@@ -198,7 +198,8 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
         if section.name == "block"
     )
     elements += job.model.spec.position_parameters * layers[EMBEDDING]
-    elements += job.model.spec.norm_parameters * layers[HEAD]
+    normed = job.model.spec.patches is not None and job.model.spec.patches.norm
+    elements += job.model.spec.norm_parameters * (layers[HEAD] + layers[EMBEDDING] * normed)
     operations = OperatorList()
     size = job.training_shard.message("tp.norm_gradients", elements, job.spec.precision.gradients)
     operations.message("gradients.norms", "tp.norm_gradients", size)

@@ -226,7 +226,7 @@ def _split(
     for shape in shapes:
         if shape is not None and min(shape.sizes) < 1:
             sizes = ", ".join(f"{name} {size:g}" for name, size in zip(shape.names, shape.sizes, strict=True))
-            raise InputError(f"{sample}: its operator would be of {sizes}; allowed: sizes from 1 on")
+            raise InputError(f"{sample}: its operator would have sizes {sizes}; allowed: 1 or more")
     durations = [native.estimate(kernel).duration for kernel in kernels]
     for shape, duration in zip(shapes, durations, strict=True):
         assert shape is not None, "samples are of plain operators"

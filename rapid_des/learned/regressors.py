@@ -150,7 +150,7 @@ class Forest(Struct, frozen=True):
             if not ((child > here[inner]) & (child < count)).all():
                 raise ValueError("a tree's node leads nowhere, or back")
         if not ((self.roots >= 0) & (self.roots < count)).all():
-            raise ValueError("a tree begins nowhere")
+            raise ValueError("a tree has no root")
         numbers = (self.threshold[inner], self.value, np.array([self.scale, self.offset]))
         if not all(np.isfinite(part).all() for part in numbers):
             raise ValueError("a tree holds a number that is not finite")

@@ -28,7 +28,7 @@ _THIRD, _AFTER = 21, 22
 
 
 class AlternativeRoutes(Struct, frozen=True):
-    """Routes with others behind them, and by row, one a route, which of all these stand for it."""
+    """Routes, then their alternatives; row i says which of all these may carry what route i carries."""
 
     routes: Routes
     starts: Int64s

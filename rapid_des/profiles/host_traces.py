@@ -92,7 +92,7 @@ def linked(products: Sequence[tuple[int, str, int]], host: Shapes, where: str) -
         known = host.get(name, ())
         if not known or len(numbers) % len(known):
             raise TraceError(
-                f"{where}: has {len(numbers)} {name}, no multiple of the {len(known)} of the host trace; "
+                f"{where}: has {len(numbers)} {name}, which is no multiple of the host trace's {len(known)}; "
                 "link traces of the same run"
             )
         shapes |= {number: known[place % len(known)] for place, number in enumerate(numbers)}

@@ -23,12 +23,12 @@ _BY_NAME = (
     ("embedding", r"embedding|pooled_embs|bounds_check_indices|jagged|linearize_index|compute_grad_weight"),
     ("pooling", r"pool"),
     ("convolution", r"conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_gemm|scudnn|nhwc|nchw|im2col|col2im"
-                    r"|fft2d|cgemm|computeoffsets"),
+                    r"|fft[12]d|flip_filter|cgemm|compute[ab]?offsets"),
     ("dropout", r"dropout|philox|distribution_|random"),
     ("sort_and_index", r"routing|moe::dev::finalize|bitmatrix|token_ids|compute_position"),
     ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|rsqrt_|welford|fusedparams"
              r"|internalgradients"),
-    ("softmax", r"softmax|cross_entropy|nll_loss|log_?sum|_loss"),
+    ("softmax", r"softmax|cross_entropy|nll_loss|nllcriterion|log_?sum|_loss"),
     ("gemm", r"gemm|gemv|cutlass|cublas|splitk|xmma|matmul|\bmm_|tensile|^cijk_|nvjet|wmma|cutedsl|magma"
              r"|dot_kernel|hipblas|_mm\b"),
     ("sort_and_index", r"sort|scan|cub::|index|gather|scatter|topk|unique|permute|reducebykey|select"

@@ -244,7 +244,7 @@ def _grown(
             f"--dp {before}={after}: no outermost group has {before} ranks; there are {sizes or 'none'}"
         )
     if after % before:
-        raise InputError(f"--dp {before}={after}: allowed: a multiple of {before}")
+        raise InputError(f"--dp {before}={after}: {after} is no multiple of {before}")
     times = after // before
     return world * times, {
         key: GroupPattern(group.stride, group.size * times) for key, group in outer.items()

@@ -69,7 +69,7 @@ def _used(program: Program, programs: Sequence[RankProgram]) -> dict[int, set[in
 
 
 def _free(template: Template) -> Template:
-    """Return a template whose tasks cross nothing and whose edges pass at once."""
+    """Return a template whose tasks use no link and whose edges take no time."""
     whole = template.expanded()
     return replace(
         whole,

@@ -388,7 +388,7 @@ def _factors(kind: str, device: str) -> Floats:
 
 
 def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | None:
-    """Return where a time's measurement is expected; None where too few such jobs were measured."""
+    """Return the range in which a time's measurement is expected; None if too few such jobs were measured."""
     scale, (errors, source) = spread(work, origin.device), _errors(origin, stratum(origin.figure, work))
     if not scale or len(errors) < _ENOUGH:
         return None

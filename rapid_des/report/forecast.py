@@ -85,6 +85,12 @@ class Scales(Struct, frozen=True):
     worked: float = 0.0003
     waiting: float = 0.0003
     """The same as `slope`, for the classes `WAITING`."""
+    experts_width: float = 1.2816
+    """The same as `width`, for mixtures of experts."""
+
+    def half(self, kind: JobKind, spread: float) -> float:
+        """Return how far from its median an interval reaches, for the standard deviation of such a job."""
+        return (self.experts_width if kind.experts else self.width) * spread
 
 
 class Published(Struct, frozen=True):
@@ -219,7 +225,7 @@ def step_interval(time: int, kind: JobKind, own: Sequence[Cell] = ()) -> Interva
     if kind.family not in {cell.kind.family for cell in (*known.cells, *own)}:
         return None
     middle, spread = posterior().ratio(kind, own)
-    half = known.scales.width * spread
+    half = known.scales.half(kind, spread)
     low, median, high = (Duration(round(time * math.exp(middle + step))) for step in (-half, 0.0, half))
     source = f"{known.sources} published sources" + (" and this machine's own steps" if own else "")
     return Interval(Duration(time), low, high, known.jobs + len(own), source, median)

@@ -101,9 +101,9 @@ def command_text(command: str | None, number: int) -> str:
 def _stopped(plan: Plain) -> Iterator[str]:
     """Yield what is known of a plan that was stopped before its rows were certain."""
     first = plan["rows"][0]["step_time_s"]
-    yield "stopped before it was sure: the best so far, of which those marked ? are not certain"
+    yield "stopped early: the best so far; a layout that was not simulated may come before rows marked ?"
     if not plan["floor_s"]:
-        yield "not all layouts were looked at: others may be faster by any amount"
+        yield "the bounds of some layouts are not known yet: they may be faster by any amount"
         return
     least = seconds_text(plan["floor_s"])
     yield f"no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
@@ -113,7 +113,7 @@ def _first_of(plan: Plain) -> str:
     """Return how far another layout may be in front of the first."""
     first, within = f"first of {plan['ways']:,}", plan["within"]
     if plan["floor_s"] == 0:
-        return f"first of {plan['ways']:,} that were looked at"
+        return "the first is the best of those that were simulated"
     if within is None:
         return (
             f"{first} by closed forms, which leave out waiting on links and bound nothing; "
@@ -157,7 +157,8 @@ def _counts(plan: Plain) -> str:
         left.append(f"{counts['memory']:,} do not fit into memory")
     if refused:
         left.append(f"{refused:,} cannot be run")
-    return f"{', '.join(done)}; of the others {', '.join([*left, 'lower bounds rule out the rest'])}"
+    left.append("lower bounds rule out the rest" if plan["floor_s"] is None else "the rest was not simulated")
+    return f"{', '.join(done)}; of the others {', '.join(left)}"
 
 
 def _pruned(pruned: Sequence[Plain]) -> Table:

@@ -168,9 +168,9 @@ class _Source:
 
 
 def _uniforms(place: tuple[int, ...]) -> tuple[float, ...]:
-    """Return the uniform numbers of a place in the sequence of all draws: bits of its hash.
+    """Return uniform random numbers for one place in the sequence of draws, made of the bits of its hash.
 
-    NOTE: a generator of numpy's for each failure has the same use and takes ten times as long.
+    NOTE: a numpy generator for each failure would do the same and take ten times as long.
     """
     bits = hashlib.shake_128(struct.pack(f"<{len(place)}Q", *place)).digest(8 * _DRAWN)
     return tuple((number >> 11) * 2.0**-53 for number in struct.unpack(f"<{_DRAWN}Q", bits))

@@ -263,7 +263,7 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     }
     if stated["arrivals"] is None:
         raise ConfigError(
-            "nothing says when requests come; --arrivals 'poisson rate=4/s'",
+            "nothing says when requests come; --rate 4/s, or --arrivals 'clients count=32'",
             file=job.file,
             key="serving.arrivals",
         )
@@ -289,7 +289,7 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
-    if not job.model.is_causal and (job.spec.serving or ServingSpec()).task != "embed":
+    if not job.model.generates and (job.spec.serving or ServingSpec()).task != "embed":
         problem = f"{job.model.name} is an encoder, which makes no tokens one by one: serving.task: embed"
         raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:

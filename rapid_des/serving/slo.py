@@ -56,7 +56,7 @@ class Slo:
         {'ttft': 2000000000000}
         """
         limits: dict[str, int] = {}
-        for word in text.split():
+        for word in text.replace(",", " ").split():
             name, _, value = word.partition("=")
             if name not in LIMITS or name in limits:
                 near = difflib.get_close_matches(name, LIMITS, n=1)

@@ -1,1 +1,1 @@
-"""Many simulations: faults, how critical each part is, collectives over their sizes, and our own speed."""
+"""Questions that take many simulations: plans, sweeps, draws of faults, critical parts, capacities."""

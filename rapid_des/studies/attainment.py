@@ -15,7 +15,7 @@ go, at all rates and for all layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, log
 
 import numpy as np
@@ -142,6 +142,30 @@ def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Highes
     rate = _crossing(*ends)
     below, above = (exp(last.reach / _slope(*pair)) for pair in ((low, last), (last, high)))
     return HighestRate(rate, rate / below, min(rate * above, highest), last.share, ends[1].rate)
+
+
+def about(on_progress: Callable[[str], None], subject: str) -> Callable[[str], None]:
+    """Return a function that passes on what is done with a subject."""
+    return lambda what: on_progress(f"{subject}: {what}")
+
+
+def between(trials: Sequence[Trial]) -> str:
+    """Return between which tried rates the capacity lies, as far as that is known."""
+    kept = max((trial.rate for trial in trials if trial.keeps), default=None)
+    broken = min((trial.rate for trial in trials if not trial.keeps), default=None)
+    known = [] if kept is None else [f"limits kept at {kept:.3g}/s"]
+    known += [] if broken is None else [f"broken at {broken:.3g}/s"]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def worst_limit(slo: Slo, result: ServeResult) -> str:
+    """Return the limit that most requests break, and where that is the queue at the front ends."""
+    kept = {name: Slo("", {name: limit}).met_by(result) for name, limit in slo.limits.items()}
+    worst = min(kept, key=lambda name: float(kept[name].mean()))
+    broken = ~kept[worst]
+    waited = int(result.requests["front_end_queue"][broken].sum())
+    at_front_ends = worst != "tpot" and 2 * waited > int(result.ttft[broken].sum())
+    return f"{worst} (queue at front ends)" if at_front_ends else worst
 
 
 def _slope(low: Trial, high: Trial) -> float:

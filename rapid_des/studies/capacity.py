@@ -30,7 +30,7 @@ from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
-from rapid_des.studies.attainment import Trial, highest_rate
+from rapid_des.studies.attainment import Trial, about, between, highest_rate, worst_limit
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
@@ -153,8 +153,17 @@ class Layout:
         return plain
 
 
-def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
+def capacity(
+    job: Job,
+    machine: Machine,
+    demand: ServerLoad,
+    *,
+    cache: BoundedCache | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
+
+    `on_progress` gets the rate that is tried next, and between which rates the answer lies.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
@@ -163,14 +172,17 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     (2, True)
     """
     cache, job = BoundedCache() if cache is None else cache, one_replica(job)
+    on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
-    runs = dict[float, ServeResult]()
+    trials, runs = list[Trial](), dict[float, ServeResult]()
 
     def tried(rate: float, lengths: int) -> Trial:
-        arrivals = f"poisson rate={rate:.6g}/s"
-        runs[rate] = demand.served(job, machine, arrivals, cache, demand.requests * lengths)
-        return Trial.of(rate, runs[rate], demand.slo, demand.share)
+        arrivals, count = f"poisson rate={rate:.6g}/s", demand.requests * lengths
+        on_progress(f"{count:,} requests at {rate:.3g}/s{between(trials)}")
+        runs[rate] = demand.served(job, machine, arrivals, cache, count)
+        trials.append(Trial.of(rate, runs[rate], demand.slo, demand.share))
+        return trials[-1]
 
     found = highest_rate(tried, full)
     interval = (found.low, found.high) if found.above else _full_interval(full, job, machine, demand, cache)
@@ -178,7 +190,7 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     at = runs[near] if found.rate else None
     return Layout(
         degrees_of(job), server_gpus(job), rate=found.rate, interval=interval, full=full, at=at,
-        attainment=found.share, broken=_worst(demand.slo, runs[found.above]) if found.above else "",
+        attainment=found.share, broken=worst_limit(demand.slo, runs[found.above]) if found.above else "",
         above=found.above,
         energy=None if at is None else served_energy(at, job, machine, cache=cache),
         availability=availability(job, machine, demand.reliability, cache), share=demand.share,
@@ -232,16 +244,6 @@ def _full_interval(
     draws = [_full_rate(job, machine, replace(demand, seed=seed), cache) for seed in seeds]
     width = student(_FULL_DRAWS - 1) * float(np.std([full, *draws], ddof=1))
     return max(full - width, 0.0), full + width
-
-
-def _worst(slo: Slo, result: ServeResult) -> str:
-    """Return the limit that most requests break, and where that is the queue at the front ends."""
-    kept = {name: Slo("", {name: limit}).met_by(result) for name, limit in slo.limits.items()}
-    worst = min(kept, key=lambda name: float(kept[name].mean()))
-    broken = ~kept[worst]
-    waited = int(result.requests["front_end_queue"][broken].sum())
-    at_front_ends = worst != "tpot" and 2 * waited > int(result.ttft[broken].sum())
-    return f"{worst} (queue at front ends)" if at_front_ends else worst
 
 
 def _check_front_ends(job: Job, demand: ServerLoad, load: float) -> None:
@@ -361,10 +363,14 @@ class Fleets(Struct, frozen=True):
                 "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
 
 
-def _fitting(job: Job, machine: Machine, demand: ServerLoad, text: str) -> Layout | tuple[str, str]:
-    """Return the capacity of a layout, or (its text, why it does not fit into memory)."""
+def _fitting(
+    job: Job | tuple[str, str], machine: Machine, demand: ServerLoad, text: str, on_progress: OnProgress
+) -> Layout | tuple[str, str]:
+    """Return the capacity of a layout, or (its text, why it does not fit into memory), as given or found."""
+    if isinstance(job, tuple):
+        return job
     try:
-        return capacity(job, machine, demand)
+        return capacity(job, machine, demand, on_progress=on_progress)
     except InfeasibleJobError as error:
         return text, str(error).splitlines()[0]
 
@@ -389,9 +395,10 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     outcomes, interrupted = list[Layout | tuple[str, str]](), False
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
-            on_progress(f"layout {number + 1} of {max(len(texts), 1)}")
             text = texts[number] if texts else "the job's own"
-            outcomes.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
+            where = f"layout {number + 1} of {max(len(texts), 1)}"
+            on_progress(where)
+            outcomes.append(_fitting(chosen, machine, demand, text, about(on_progress, where)))
     except KeyboardInterrupt:
         if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise

@@ -167,7 +167,7 @@ def bench(
 
 
 def each_answer(machine: Machine, question: Question, *, engine: str | EngineChoice) -> Iterator[BenchRow]:
-    """Yield the row of every size when it is simulated; `InputError` where the question does not fit."""
+    """Yield the row of each size once it is simulated; `InputError` if the machine cannot run it."""
     members = members_of(question, machine)
     group, stated = tuple(range(members)), question.stated
     kind = CollectiveType[question.operation.upper()]

@@ -19,9 +19,9 @@ from rapid_des.studies.entries import BOUNDED, Entry, Out
 
 
 class Lookahead(Struct):
-    """The queue of a search as it will be once all is taken in that is known.
+    """The queue of a search as it will be when all known outcomes are taken in.
 
-    Iterating yields what is to be simulated next. An iterator that ended may go on after the next outcome.
+    Iterating yields what to simulate next. An iterator that has ended may yield more after the next outcome.
     """
 
     closer: Callable[[Entry], Iterable[Entry | Out]]

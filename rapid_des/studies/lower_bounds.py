@@ -82,7 +82,7 @@ class LowerBounds(Struct, dict=True):
         return self._at_most_clock(max(end.drained for end in ends(job, times, self.work.parts(job))))
 
     def step(self, job: Job) -> int:
-        """Return picoseconds that no simulation of a training step goes below, by closed forms."""
+        """Return a lower bound of a simulated training step, in picoseconds, by closed forms."""
         around, done = self._around(of_state(job)), self._done(job)
         slowed = around.before + self._slowed(job, done) + around.after
         return self._at_most_clock(max(self._step(job, around.shifted(done)), slowed))

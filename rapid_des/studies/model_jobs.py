@@ -1,4 +1,4 @@
-"""A model and the size of a step as a training job: a start for `plan`, which chooses the layout."""
+"""A model as a job: one that trains, a start for `plan`, which chooses the layout; or one that serves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.extensions import IMPORTERS, find
 from rapid_des.frontend import Job, load_job, load_model
 from rapid_des.importers import Importer
+from rapid_des.machine import Machine
 
 SEQUENCE = 4096
 """Tokens of a sequence where nothing is said, or the most that the model has positions for."""
@@ -35,7 +36,7 @@ def names_model(reference: str) -> bool:
     return {"hidden", "layers"} <= load_document(path).tree.keys()
 
 
-def job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+def job_of(reference: str, tokens: str | None, sequence: str | None) -> str | Document:
     """Return the job that is named, or one that trains the model that is named; `tokens` as `4M`.
 
     >>> job_of("llama2_7b_train", None, None)
@@ -47,9 +48,10 @@ def job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Do
             raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
         return reference
     if tokens is None:
-        example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
-        raise ConfigError(f"{reference} is a model: say how many tokens a step has, as in `{example}`")
-    return training_document(reference, parse_tokens(tokens), sequence)
+        problem = "is a model: say how many tokens a training step has, as in --tokens-per-batch 4M"
+        raise ConfigError(f"{reference} {problem}")
+    length = None if sequence is None else parse_tokens(sequence, "--sequence")
+    return training_document(reference, parse_tokens(tokens), length)
 
 
 def training_job(
@@ -91,17 +93,46 @@ def training_document(reference: str, tokens: int, sequence: int | None = None) 
     return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
 
 
-def parse_tokens(text: str) -> int:
+def serving_document(reference: str, machine: Machine) -> Document:
+    """Return a job that serves a model on a machine with vLLM, as a job file has it.
+
+    A replica has the fewest GPUs of a node (a power of two) of which the weights in bf16 fill at most half;
+    replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
+
+    >>> from rapid_des.machine import load_machine
+    >>> serving_document("llama3_1_70b", load_machine("dgx_h100")).tree["parallelism"]
+    {'tp': 4, 'dp': 2}
+    """
+    source = _model(reference)
+    weights, half = 2 * load_model(source).parameters, int(machine.device.spec.hbm.capacity) // 2
+    gpus, tp = machine.fabric.gpus, 1
+    node = machine.spec.gpus_per_node or gpus
+    while weights > half * tp and node % (2 * tp) == 0:
+        tp *= 2
+    tree = {
+        "model": source,
+        "phase": "inference",
+        "software": "vllm-0.12",
+        "parallelism": {"tp": tp, "dp": gpus // tp},
+        "inference": {"batch": 16, "prompt_length": 1024, "output_length": 256, "decode_steps": 16},
+        "serving": {"policy": "vllm_v1"},
+    }
+    return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
+
+
+def parse_tokens(text: str, option: str = "--tokens-per-batch") -> int:
     """Return a number of tokens; K, M and G are powers of 1,024, as batches are counted.
 
-    >>> parse_tokens("4M"), parse_tokens("512K"), parse_tokens("1000000")
-    (4194304, 524288, 1000000)
+    Errors name the `option` that states it.
+
+    >>> parse_tokens("4M"), parse_tokens("8k"), parse_tokens("1000000")
+    (4194304, 8192, 1000000)
     """
     match = _TOKENS.match(text.strip())
     tokens = float(match[1]) * _UNITS[match[2]] if match else 0
     if tokens < 1 or tokens != int(tokens):
-        problem = f"{text!r} is not a whole number of tokens such as 4M, 512K or 4194304"
-        raise ConfigError(problem, file="--tokens-per-batch")
+        problem = f"{text!r} is not a whole number of tokens such as 4M, 8K or 4096"
+        raise ConfigError(problem, file=option)
     return int(tokens)
 
 

@@ -147,7 +147,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
         raise InputError(f"--warm {warm}: allowed: 0 and more")
     wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
     if read.run is None and any(name in RUN_FIGURES for name in wanted):
-        raise InputError(f"--objective {wanted[0]}: is of a run with failures; allowed with --reliability")
+        raise InputError(f"--objective {wanted[0]} is for runs with failures: it needs --reliability")
     cases = list(read.cases())
     count = min(trials or -(-len(cases) // 10), len(cases))
     opened = executor_of(executor, workers, address) if isinstance(executor, str) else executor

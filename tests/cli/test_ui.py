@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import threading
 import time
@@ -22,7 +21,10 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra ui is not installed")
 from rapid_des.cli.ui import answers, server, tasks, words  # noqa: E402
 from rapid_des.cli.ui.command import _listening  # noqa: E402
 from rapid_des.errors import InputError  # noqa: E402
+from rapid_des.frontend import load_job  # noqa: E402
+from rapid_des.machine import load_machine  # noqa: E402
 from rapid_des.simulation import simulate  # noqa: E402
+from tests.browser import browser, violations  # noqa: E402, F401
 from tests.cli.shell import call  # noqa: E402
 
 TOKEN = "a-token"
@@ -226,39 +228,9 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     assert f"error: --port {port}: " in answer.err
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture
-def browser():
-    if BROWSER is None:
-        pytest.skip("no chromium on this machine: the page is not tried in a browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        tab = opened.new_page()
-        tab.set_default_timeout(60_000)
-        said = []
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        yield tab
-        assert said == []
-        opened.close()
-
-
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, iframe, progress")].filter((each) =>
   each.checkVisibility() && !((each.labels && each.labels.length) || each.textContent.trim() || each.title ||
   each.getAttribute("aria-label"))).map((each) => each.outerHTML)"""
-
-
-def violations(tab):
-    """What axe finds serious on a page; nothing where axe is not installed."""
-    try:
-        from axe_playwright_python.sync_playwright import Axe
-    except ImportError:
-        return []
-    found = Axe().run(tab).response["violations"]
-    return [each for each in found if each["impact"] in ("serious", "critical")]
 
 
 def shown(tab, kind):
@@ -266,7 +238,7 @@ def shown(tab, kind):
     return float(tab.get_attribute("#result", "data-step"))
 
 
-def test_the_page_in_a_browser(browser, asking, tmp_path):
+def test_the_page_in_a_browser(browser, asking, tmp_path):  # noqa: F811
     text = call("presets", "show", "dgx_a100").out
     name = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
     (tmp_path / "named.yaml").write_text(re.sub("^name: .*$", f'name: "{name}"', text, flags=re.MULTILINE))
@@ -312,3 +284,13 @@ def test_a_question_is_asked_again_where_a_file_of_the_folder_has_changed(tmp_pa
     assert waiting.start(asked) is first
     (tmp_path / "mine.yaml").write_text("model: llama2_7b")
     assert waiting.start(asked) is not first
+
+
+def test_quick_answers_of_requests_simulate_some_of_the_decode_steps():
+    settings = ["job.model.layers=2", "job.inference.output_length=30"]
+    told = answers.quick(("llama2_7b_inference", "dgx_a100", settings, []))
+    assert told["said"].endswith("9 of the decode steps")
+    keys = dict(each.removeprefix("job.").split("=") for each in settings)
+    job = load_job("llama2_7b_inference", settings=keys)
+    whole = simulate(job, load_machine("dgx_a100"), mode="analytical").as_json()
+    assert told["plain"]["step_time_s"] == pytest.approx(whole["step_time_s"], rel=0.01)

@@ -190,3 +190,62 @@ def test_a_backbone_ends_with_its_norm_and_its_gains_learn(tmp_path, stated):
 def test_a_model_without_a_head_is_one_of_images(tmp_path):
     with pytest.raises(ConfigError, match="vocabulary 0: only models of images"):
         load_model({**model(tmp_path, vocabulary=0, head_bias=False), "patches": None})
+
+
+CLIP = {
+    "model_type": "clip", "architectures": ["CLIPModel"], "logit_scale_init_value": 2.6592,
+    "projection_dim": 512,
+    "text_config": {
+        "model_type": "clip_text_model", "hidden_act": "quick_gelu", "hidden_size": 512,
+        "intermediate_size": 2048, "max_position_embeddings": 77, "num_attention_heads": 8,
+        "num_hidden_layers": 12, "projection_dim": 512, "vocab_size": 49408,
+    },
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_act": "quick_gelu", "hidden_size": 768, "image_size": 224,
+        "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 32,
+    },
+}  # fmt: skip
+"""Of openai/clip-vit-base-patch32."""
+
+
+def towers(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CLIP))
+    return {tower: import_hugging_face(tmp_path, tower=tower).model for tower in ("text", "vision")}
+
+
+def test_both_towers_of_clip_have_the_parameters_of_the_checkpoint(tmp_path):
+    # 151,277,313 of CLIPModel, one of which scales the products of both towers' features
+    assert sum(tower.parameters for tower in towers(tmp_path).values()) == 151_277_312
+    with pytest.raises(ConfigError, match="clip has two towers; allowed: --tower text or --tower vision"):
+        import_hugging_face(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CLIP["text_config"]))
+    with pytest.raises(ConfigError, match="--tower text: clip_text_model has one tower"):
+        import_hugging_face(tmp_path, tower="text")
+    assert import_hugging_face(tmp_path).model.parameters == 63_428_096
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2, "dp": 2}, {"pp": 2}], ids=str)
+def test_a_tower_ends_in_features_of_one_position_and_learns_all_its_parameters(tmp_path, split):
+    machine = load_machine("dgx_a100")
+    for tower, norms in (("text", []), ("vision", ["forward.embedding.norm"])):
+        model = towers(tmp_path)[tower]
+        tree = {"model": to_tree(model.spec, "model"), "parallelism": split}
+        step = {"global_batch": 64, "micro_batch": 8, "sequence_length": model.spec.max_positions}
+        job = load_job(tree | {"phase": "training", "training": step})
+        trained = simulate(job, machine)
+        operators = {operator.name: operator for operator in trained.trace.operators}
+        if not split:  # two bytes a parameter
+            assert trained.figures.memory.fullest.categories["weights"] == 2 * model.parameters
+        assert operators["forward.head"].flops == 2 * 8 * model.spec.hidden * 512 // split.get("tp", 1)
+        assert not any("loss" in name for name in operators)
+        assert [name for name in operators if name == "forward.embedding.norm"] == norms
+        served = {"batch": 4, "prompt_length": model.spec.max_positions, "output_length": 1}
+        result = simulate(load_job(tree | {"phase": "inference", "inference": served}), machine)
+        names = {operator.name.rpartition(".")[2] for operator in result.trace.operators}
+        assert not names & {"sample", "cache"} and result.figures.kv_cache is None
+        with pytest.raises(ConfigError, match="features 512 are not divisible by tp 3"):
+            load_job(tree | {"parallelism": {"tp": 3}, "phase": "training", "training": step})
+        with pytest.raises(ConfigError, match="features: stand in place of a head"):
+            load_model(tree["model"] | {"logit_softcap": True})
+        with pytest.raises(ConfigError, match="makes features and generates no tokens"):
+            load_job(tree | {"phase": "inference", "inference": served | {"output_length": 2}})

@@ -57,6 +57,16 @@ def test_eager_backward_of_a_layer_norm_is_two_kernels_and_that_of_the_split_a_c
     assert (fused["layer_norm"], fused["norm_gradient"], fused["copy"]) == (2, 0, 0)
 
 
+def test_autograd_runs_an_rms_norm_an_operator_at_a_time_in_fp32(tiny):
+    lists = training_lists(tiny(("fusion", "eager")))
+    steps = [one.operator for each in lists.values() for one in each if ".norm" in one.name]
+    widths = {(one.kind, one.dtype) for one in steps if isinstance(one, Vector) and one.columns > 1}
+    assert {("power_scalar", "fp32"), ("fill", "fp32"), ("bias_gradient", "bf16")} <= widths
+    assert not any(kind == "rms_norm" for kind, _ in widths)
+    whole = small_kernels(training_lists(tiny(("fusion", "flash_attn"))), "block", "backward")
+    assert (whole["rms_norm"], whole["rope"], whole["fill"]) == (2, 1, 0)
+
+
 def test_a_log_takes_its_own_cross_entropies_of_the_logits(tiny):
     plain = small_kernels(training_lists(tiny()), "head", "forward")
     logged = small_kernels(training_lists(tiny(("training.logged_losses", "2"))), "head", "forward")

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from msgspec import structs
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -20,7 +21,7 @@ from rapid_des.report.forecast import (
 from rapid_des.report.memory_forecast import memory_forecast
 from rapid_des.simulation import simulate
 from rapid_des.studies.plan import PlanRow
-from validation.fit_forecast import Measured, cells_of, fitted, left_out, width_of
+from validation.fit_forecast import Measured, cells_of, fitted, left_out, width_of, widths_of
 
 SCALES = Scales(
     slope=0.05, software=0.1, family=0.03, format=0.03, experts=0.03, source=0.05, rest=0.05, within=0.03
@@ -64,6 +65,15 @@ def test_sources_drawn_from_one_field_are_forecast_as_well_as_they_differ():
     assert 0.7 < width_of(found) < 2.0
     cells, within = cells_of(jobs)
     assert 0.03 < math.hypot(fitted(cells, within).source, fitted(cells, within).software) < 0.15
+
+
+def test_experts_have_a_width_of_their_own():
+    experts = structs.replace(KIND, experts=True)
+    found = [(Measured("s", "m", kind, error), 0.0, 0.1) for kind, error in ((KIND, 0.1), (experts, 0.3))]
+    widths = widths_of(found)
+    assert widths["width"] == pytest.approx(1.0) and widths["experts_width"] == pytest.approx(3.0)
+    scales = structs.replace(SCALES, **widths)
+    assert scales.half(experts, 0.1) == pytest.approx(3 * scales.half(KIND, 0.1))
 
 
 def test_the_forecast_of_a_run_lies_in_its_interval_and_stands_beside_what_is_simulated():

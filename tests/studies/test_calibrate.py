@@ -139,7 +139,7 @@ def test_what_is_there_is_kept_and_steps_must_be_possible(mine, tmp_path):
     for words, said in {
         (): "needs evidence",
         ("--step", "llama2_7b_train"): "allowed: JOB=TIME",
-        ("--step", "llama2_7b_train=2ms"): "of the GPUs; allowed: up to 1",
+        ("--step", "llama2_7b_train=2ms"): "of the GPUs' peak; allowed: up to 1",
         ("--step", "llama2_7b_inference=2s"): "requests have no step",
     }.items():
         assert said in refused(call(*command, *words))

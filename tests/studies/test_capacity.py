@@ -244,7 +244,7 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
 
     def stop(text):
         told.append(text)
-        if len(told) == 2:
+        if text == "layout 2 of 2":
             raise KeyboardInterrupt
 
     demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
@@ -252,6 +252,7 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
         fleets(job, node, demand, ("tp=2",), on_progress=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     found = fleets(job, node, demand, ("tp=2", "tp=1"), on_progress=stop)
     assert [row.name for row in found.rows] == ["tp=2"] and found.interrupted
+    assert "limits kept at" in told[-2]  # what is known of the rate while the next is tried
 
 
 def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):

@@ -390,7 +390,10 @@ def test_a_plan_without_time_estimates_one_layout_and_says_that_it_did_not_look_
     stopped = plan(job_of(), machine_of(), Wanted(gpus=8, within_s=0))
     assert [row.result.mode for row in stopped.rows] == ["analytical"]
     assert (stopped.floor, stopped.within) == (0, None)
-    assert "not all layouts were looked at" in list(text(plan_report(stopped.as_json(), "job", "machine")))[2]
+    assert (
+        "the bounds of some layouts are not known"
+        in list(text(plan_report(stopped.as_json(), "job", "machine")))[2]
+    )
 
 
 def test_a_wait_for_workers_ends_when_the_time_is_up():

@@ -54,6 +54,14 @@ def test_repeats_are_averaged_and_count_once(shipped, known):
     assert len(case.served.prompt) == 160
 
 
+def test_prompts_that_would_need_most_of_the_peak_were_not_computed(shipped, known):
+    row = one_of(shipped, "gpt-oss", system="b200_sxm", backend="trtllm", isl="8192")
+    ((records, case),) = known([row])
+    assert not silicon.cached_prompts([(records, case)])
+    quick = [Record({**record, "ttft_ms": "0.1", "tpot_ms": "0.01"}, record.where) for record in records]
+    assert silicon.cached_prompts([(quick, case)]) == {("trtllm", "b200_sxm", row["model_path"])}
+
+
 def test_experts_of_gpt_oss_in_triton_are_refused_by_name(shipped):
     h200 = one_of(shipped, "gpt-oss", backend="trtllm", system="h200_sxm")
     assert silicon.case_of(h200) == "experts of gpt-oss in Triton: none of their kernels is measured"

@@ -1,5 +1,7 @@
 """Tables of accuracy: figures by row, old lines kept, and the README's rows by the names of their columns."""
 
+from msgspec import structs
+
 from rapid_des.report.forecast import JobKind
 from validation import fit_forecast, refresh_docs, refresh_jobs
 from validation.fit_forecast import Measured
@@ -50,7 +52,9 @@ def test_sources_left_out_have_a_line_each_and_a_mean_in_which_each_weighs_the_s
     kind = JobKind("A", "hopper", "bf16", False, {})
     found = [(Measured(source, "m", kind, error), 0.1, 0.05)
              for source, error in (("s", 0.1), ("s", 0.1), ("t", 0.3))]  # fmt: skip
-    *_, first, second, by_row, by_source = fit_forecast.lines(found, 1.0)
+    *_, first, second, by_row, by_source = fit_forecast.lines(
+        found, structs.replace(fit_forecast.START, width=1.0)
+    )
     assert first.startswith("| s, dense | 2 | 9.5 | -9.5 |") and "| 0.0 | +0.0 |" in first
     assert second.endswith("| 0 |") and by_row.startswith("| **all dense, by row** | 3 |")
     assert by_source.startswith("| **all dense, by source** | 3 | 17.7 | -17.7 |")

@@ -44,6 +44,8 @@ _GEN_KERNELS = "trtllm_min_latency"
 
 
 _MANY_CLIENTS, _TOKENS_STEP = 64, 64
+_MINIMAX_FP8 = "2026-04"
+"""Since when MiniMax's script in fp8 says the same as that in nvfp4."""
 _NORM_IN_SUM: Mapping[str, str] = {"2": "64 MiB", "4": "32 MiB", "8": "1 MiB"}
 """FlashInfer's kernel in vLLM on Blackwell, by tp."""
 
@@ -102,11 +104,13 @@ def _on_blackwell(record: Record) -> bool:
 
 
 def _vllm(record: Record) -> Recipe:
-    """gpt-oss, Kimi and Llama on Blackwell cache in fp8; experts in four bits are Marlin's or trtllm-gen's.
+    """gpt-oss, Kimi, Llama and MiniMax on Blackwell cache in fp8. Experts in 4 bits: Marlin or trtllm-gen.
 
     Passes are captured up to `max-cudagraph-capture-size`: 2048 for gpt-oss, 8192 for Kimi on B300, whose
-    budget is two prompts; Llama's on B200 are not (`FULL_DECODE_ONLY`). Where `fuse_allreduce_rms` is stated
-    on Blackwell, limits are vLLM's (pull request 24248), Llama's on eight GPUs of its script.
+    budget is two prompts; Llama's on B200 are not (`FULL_DECODE_ONLY`). MiniMax's budget is two prompts too,
+    captured up to 2048 (`minimaxm2.5_fp4_b200.sh`; `…_fp8_b200.sh` since pull request 947 of April 2026).
+    Where `fuse_allreduce_rms` is stated on Blackwell, limits are vLLM's (pull request 24248), Llama's on
+    eight GPUs of its script.
     """
     gpt_oss, llama = "gpt-oss" in record["model_path"], "Llama" in record["model_path"]
     captured = 2048 if gpt_oss else None
@@ -119,6 +123,10 @@ def _vllm(record: Record) -> Recipe:
         recipe = replace(recipe, norm_in_sum=_NORM_IN_SUM.get(record["tp_size"]))
     if "Kimi" in record["model_path"]:
         return replace(recipe, tokens=2 * int(record["isl"]), kv_cache="fp8", captured=8192)
+    if "MiniMax" in record["model_path"] and (four_bits or record["measured_date"] >= _MINIMAX_FP8):
+        return replace(recipe, tokens=2 * int(record["isl"]), kv_cache="fp8", captured=2048)
+    if "MiniMax" in record["model_path"]:
+        return replace(recipe, share=0.95)  # its script of March 2026: --gpu-memory-utilization 0.95
     if llama:
         most = "8 MiB" if record["tp_size"] == "8" else recipe.norm_in_sum
         return replace(recipe, kv_cache="fp8", captured=0, norm_in_sum=most)

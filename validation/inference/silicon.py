@@ -7,17 +7,21 @@ with multi-token prediction besides, which no column says. What is not V3's stan
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from statistics import fmean
 
 import numpy as np
 
+from rapid_des.device.operators import Dtype
+from rapid_des.frontend import load_job
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 from validation.inference import runs
 from validation.inference.recipes import engine_tree, is_swept
-from validation.jobs.cases import Case, Served
+from validation.jobs.cases import Case, Place, Served, machine_at
 from validation.jobs.origins import place
 from validation.jobs.rows import Figure, MeasuredJob, first_token_ms, job_topics, per_token_ms
 from validation.jobs.workers import Watch
@@ -60,6 +64,7 @@ _GPUS: Mapping[str, str] = Names(
 )
 _HOPPER = ("h100_sxm", "h200_sxm")
 """Where TensorRT-LLM runs the experts of gpt-oss by Triton's kernels."""
+_MOST_OF_PEAK = 2 / 3
 FIGURES: Mapping[str, Figure] = {"tpot": per_token_ms, "ttft": first_token_ms}
 Configuration = tuple[list[Record], Case | str]
 
@@ -67,19 +72,63 @@ Configuration = tuple[list[Record], Case | str]
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `inference/silicon/ENGINE/GPU/tpot|ttft` and `inference/silicon-ranking`."""
     known = [(records, _blank(records) or case) for records, case in configurations(data)]
-    rows = [row for records, case in known for row in _rows(records, case)]
+    cached = cached_prompts(known)
+    rows = [row for records, case in known for row in _rows(records, case, cached)]
     yield from job_topics(rows, runs(), unit="ms", split=data.split)
     yield from _ranking(known)
 
 
-def _rows(records: Sequence[Record], case: Case | str) -> Iterator[MeasuredJob]:
+def _rows(
+    records: Sequence[Record], case: Case | str, cached: Collection[tuple[str, ...]]
+) -> Iterator[MeasuredJob]:
     record = records[0]
+    apart = _apart(records, case) or "/excluded-cached-prompts" * (_set_of(record) in cached)
     for figure, what in FIGURES.items():
-        name = f"inference/silicon/{record['backend']}/{record['system']}/{figure}{_apart(records, case)}"
+        name = f"inference/silicon/{record['backend']}/{record['system']}/{figure}{apart}"
         if isinstance(case, str):
             yield MeasuredJob(name, record["case_id"], 1.0, what, unsupported=case)
         else:
             yield MeasuredJob(name, record["case_id"], mean(records, figure), what, (case,))
+
+
+def cached_prompts(known: Iterable[Configuration]) -> frozenset[tuple[str, ...]]:
+    """Return the sets of rows (engine, GPU, model) whose prompts were not computed, by what they print alone.
+
+    In some configuration prompts would need over two thirds of the GPUs' peak, beside decoding.
+    """
+    return frozenset(
+        _set_of(records[0])
+        for records, case in known
+        if isinstance(case, Case) and not _apart(records, case) and _peak_share(records, case) > _MOST_OF_PEAK
+    )
+
+
+def _set_of(record: Record) -> tuple[str, ...]:
+    return tuple(record[name] for name in ("backend", "system", "model_path"))
+
+
+def _peak_share(records: Sequence[Record], case: Case) -> float:
+    """Return the share of the GPUs' peak arithmetic that a configuration's prompts need."""
+    assert case.served is not None
+    tree, lengths = json.loads(case.job), case.served
+    answer = (fmean(lengths.output) - 1) * mean(records, "tpot") + mean(records, "ttft")
+    gpus = tree["parallelism"]["tp"] * tree["parallelism"]["dp"] * tree["parallelism"]["pp"]
+    peak = _peak(case.place, tree["precision"].get("gemm", "bf16"))
+    tokens = fmean(lengths.prompt) * lengths.clients / (answer / 1e3)
+    return float(tokens * _token_flops(tree["model"]) / (gpus * peak))
+
+
+@cache
+def _peak(where: Place, dtype: Dtype) -> float:
+    return float(machine_at(where).device.tensor_rate(dtype))
+
+
+@cache
+def _token_flops(model: str) -> float:
+    """Return a prompt token's FLOPs, without its attention to those before."""
+    job = load_job({"model": model, "phase": "inference",
+                    "inference": {"batch": 1, "prompt_length": 1, "output_length": 1}})  # fmt: skip
+    return float(job.model_flops)
 
 
 def _blank(records: Sequence[Record]) -> str:

@@ -79,7 +79,7 @@ def memory_ratios_of(software: str) -> tuple[float, float, float]:
 
 def _ratios(posterior: Posterior, kind: JobKind) -> tuple[float, float, float]:
     middle, spread = posterior.ratio(kind)
-    half = posterior.table.scales.width * spread
+    half = posterior.table.scales.half(kind, spread)
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 

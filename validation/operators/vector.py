@@ -9,8 +9,8 @@ from functools import partial
 from typing import Literal
 
 from rapid_des.device import Device, Vector
-from rapid_des.device.operators import Dtype, Operator
-from rapid_des.device.vector import fused
+from rapid_des.device.operators import Operator
+from rapid_des.device.vector import fused, rms_norm_steps
 from validation.measurements import PRESETS, DataFolder, Record, UnsupportedRow, device_for
 from validation.operators.attention import Measured, scored
 from validation.scoring import Row, Topic
@@ -224,11 +224,12 @@ def _serving(record: Record) -> Measured | Unsupported:
 
 
 def _eager(kind: str, rows: int, columns: int) -> tuple[Operator, ...]:
-    """Return what eager PyTorch launches; a norm and RoPE compute in fp32 between their casts."""
-    return tuple(
-        Vector(step, rows, 1 if step == "row_scalar" else columns, _eager_dtype(kind, index))
-        for index, step in enumerate(fused([kind], "eager"))
-    )
+    """Return what eager PyTorch launches; a norm computes in fp32 between its casts."""
+    if kind == "rms_norm":
+        steps = rms_norm_steps("eager", "bf16", backward=False)
+    else:
+        steps = tuple((step, "bf16") for step in fused([kind], "eager"))
+    return tuple(Vector(step, rows, 1 if step == "row_scalar" else columns, dtype) for step, dtype in steps)
 
 
 def _eager_rope(model: Model, tokens: int, tp: int) -> tuple[Operator, ...]:
@@ -237,11 +238,6 @@ def _eager_rope(model: Model, tokens: int, tp: int) -> tuple[Operator, ...]:
     queries = _eager("rope", tokens, model.heads // tp * model.head_dim)
     keys = _eager("rope", tokens, max(1, model.kv_heads // tp) * model.head_dim)
     return tables + queries + keys
-
-
-def _eager_dtype(kind: str, index: int) -> Dtype:
-    """Return the dtype of a step: RMS norm is in fp32 from its square to the product with the root."""
-    return "fp32" if kind == "rms_norm" and 1 <= index <= 6 else "bf16"
 
 
 _SOURCES: Sequence[

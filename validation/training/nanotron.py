@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 
@@ -24,6 +26,8 @@ _CAPACITY = 81_559 << 20
 _WIDTHS = {2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}
 """Of the feed-forward by hidden size, where a row has none."""
 _TIED = Style("swiglu", "rms_norm", "rope", tied=True)
+_MANY, _CONTRADICTED = 8, 3.0
+"""Micro-batches of which a step's ends are little; how many times another row's time says that one waited."""
 _TIED_UP_TO = 3072
 """Hidden size up to which embedding and head are one, where a row does not say."""
 
@@ -38,7 +42,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/nanotron/step|fits|allocated|reserved`."""
     records = data.read(FILE)
     ran = [record for record in records if record["status"] == "Success"]
-    steps = read_rows(ran, _step, _named)
+    steps = read_rows(ran, partial(_step, contradicted(ran)), _named)
     yield from job_topics(steps, runs(), unit="s", split=data.split, ranked=True)
     known = [record for record in records if record["status"] in ("Success", "OOM")]
     fits = read_rows(known, _fits, lambda record: ("training/nanotron/fits", record["name"]))
@@ -69,18 +73,47 @@ def _of(kind: str, record: Record) -> tuple[str, str]:
     return f"training/nanotron/{_KINDS[kind][0]}", record["name"]
 
 
-def _step(record: Record) -> MeasuredJob:
+def contradicted(ran: Iterable[Record]) -> frozenset[str]:
+    """Return the names of rows that another row contradicts, whatever is predicted of them.
+
+    A sequence takes over three times as long as in another row of the same model, tp and pp whose
+    micro-batches are as large or smaller. Of eight micro-batches or more, so that a step's ends count little.
+    """
+    alike: dict[object, list[tuple[int, float, str]]] = defaultdict(list)
+    for record in ran:
+        with suppress(UnsupportedRow):  # which is said where the row itself is read
+            passes, sequences = record.count("batch_accum"), record.count("mbs")
+            if record["after_pp_fix"] == "True" and passes >= _MANY:
+                time = _step_time(record) / (passes + record.count("pp") - 1) / sequences
+                split = (record["tp"], record["pp"], _tied(record))
+                alike[dimensions(record), split].append((sequences, time, record["name"]))
+    return frozenset(
+        name
+        for rows in alike.values()
+        for sequences, time, name in rows
+        if time > _CONTRADICTED * min(other for size, other, _ in rows if size <= sequences)
+    )
+
+
+def _step_time(record: Record) -> float:
+    batch = _batch(record)
+    return batch.sequences * batch.length / (record.time("tok/s/gpu") * _layout(record).gpus)
+
+
+def _step(known: frozenset[str], record: Record) -> MeasuredJob:
     """Return a row of time; those before the pipeline was mended (column `after_pp_fix`) say nothing.
+
+    Rows that others contradict (`known`) stand apart.
 
     The file's bandwidths (all-reduce, all-gather) are of one buffer whatever the nodes: `aws_p5_x32` gives
     them at 32 MiB, where they fall as nodes grow; its links are not changed for them.
     """
     batch, gpus = _batch(record), _layout(record).gpus
-    measured = batch.sequences * batch.length / (record.time("tok/s/gpu") * gpus)
     flops = training_flops(dimensions(record), gated=True, sequence=batch.length, sequences=batch.sequences)
     if record["after_pp_fix"] != "True":
         raise UnsupportedRow("stages waited for each other")
-    return _row(record, _named(record)[0], measured, flops / gpus)
+    topic = _named(record)[0] + "/excluded-contradicted" * (record["name"] in known)
+    return _row(record, topic, _step_time(record), flops / gpus)
 
 
 def _row(record: Record, topic: str, measured: float, basis: float = 0.0) -> MeasuredJob:

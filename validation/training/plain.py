@@ -32,7 +32,10 @@ _BF16_SUMS = {"precision": {"gradient_reduce": "bf16"}}
 """fms-fsdp's policies/mixed_precision.py."""
 _EAGER = {"fusion": "eager"}
 _COMPILED_DDP = {"fusion": "torch_compile", "attention": "flash"}
-_DEEPEP = {"routing": {"dispatcher": "deepep"}}
+_AUTOMODEL = {"routing": {"dispatcher": "deepep"}, **_BF16_SUMS}
+"""Its components/moe/parallelizer.py: experts apart from FSDP, sums in bf16."""
+_FUSED = {"fusion": "megatron", "cross_entropy": "online"}
+"""TinyLlama's README: norm, rotation, SwiGLU and cross-entropy in one kernel each."""
 _FRAMEWORKS: Mapping[str, str | tuple[str, Mapping[str, Any]]] = {
     "fms-fsdp": ("fsdp", _BF16_SUMS),
     "gpt-neox": "megatron-deepspeed",
@@ -43,7 +46,8 @@ _FRAMEWORKS: Mapping[str, str | tuple[str, Mapping[str, Any]]] = {
     "torchtitan, eager": ("torchtitan", _EAGER),
     "torchtitan": "torchtitan",
     "olmo-core": "torchtitan",
-    "automodel": ("torchtitan", _DEEPEP),
+    "automodel": ("torchtitan", _AUTOMODEL),
+    "lit-gpt": ("fsdp", _FUSED),
     "internevo": "megatron-2025",
     "nanogpt": ("torch-eager", _COMPILED_DDP),
     "composer": "llm-foundry",
@@ -147,7 +151,9 @@ def _training(record: Record) -> Tree:
     stated = record.get("recompute")
     training: Tree = {"recompute": stated} if stated in ("selective", "full", "alternate") else {}
     if record.get("fsdp", "") not in ("", "none", "0", "0.0"):
-        return training | {"zero_stage": 3}
+        # FSDP2 in a pipeline (`reshard_after_forward=not pp_enabled`): gathered and summed once a step
+        staged = {} if record["pp"] in ("", "1") else {"reshard": False, "reduce_each_micro_batch": False}
+        return training | {"zero_stage": 3} | staged
     if record.get("zero"):
         return training | {"zero_stage": record.count("zero")}
     return training

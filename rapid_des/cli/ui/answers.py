@@ -20,6 +20,8 @@ from rapid_des.studies.difference import difference
 
 QUICK = "analytical"
 """The mode of quick answers."""
+_DECODE_STEPS = 9
+"""The number of decode steps that a quick answer simulates; those between them are interpolated."""
 _ROOM = 12_000
 """The number of nodes in the boxes of a fabric that can be opened."""
 Subject = tuple[str, str, Sequence[str], Sequence[str]]
@@ -35,12 +37,20 @@ def opened(subject: Subject) -> tuple[Job, Machine]:
 
 
 def quick(subject: Subject) -> Reply:
-    """Return a step by closed forms at once; a slider often comes back to where it was."""
+    """Return a step by closed forms at once; a slider often comes back to where it was.
+
+    Of a batch of requests it simulates some of the decode steps; `said` has what is left out.
+    """
     job, machine = opened(subject)
+    said = "closed forms, no waiting on shared links"
+    requests = job.spec.inference
+    if requests is not None and requests.decode_steps == "all" and requests.steps - 1 > _DECODE_STEPS:
+        job = load_job(job, settings={"inference.decode_steps": _DECODE_STEPS})
+        said += f", {_DECODE_STEPS} of the decode steps"
 
     def answer() -> Reply:
         plain = simulate(job, machine, mode=QUICK, allow_oom=True, cache=CACHE).as_json()
-        return {"plain": plain, "html": run_html(plain)}
+        return {"plain": plain, "html": run_html(plain), "said": said}
 
     key = ("answer", job, machine)
     return CACHE.get_or_make(key, answer, weight=lambda reply: 4 * len(reply["html"]))

@@ -67,7 +67,7 @@
       const question = asked("run"), text = JSON.stringify(question);
       const told = await post("quick", question);
       if (again || text !== JSON.stringify(asked("run")) || command() !== "run") continue;
-      if (!complain(told) && $("result").dataset.exact !== text) show(told, "quick: closed forms, no waiting on shared links; the exact run follows");
+      if (!complain(told) && $("result").dataset.exact !== text) show(told, `quick: ${told.said}; the exact run follows`);
     } while (again);
     asking = false;
   }

@@ -249,7 +249,7 @@ class Piece(Struct, eq=False):
 
 
 class Hop(ServiceRequest):
-    """A piece asks to cross one link; succeeds when the piece is ready for its next hop or has arrived."""
+    """A piece's request to cross a link; it succeeds when the piece may go on or has arrived."""
 
     ready = NONE
     """The time of the request, in picoseconds."""

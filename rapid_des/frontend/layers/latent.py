@@ -28,7 +28,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperatorList, Shard, launch
+from rapid_des.frontend.operations import Counts, OperatorList, Shard, launch, rms_norm_backward
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
@@ -253,10 +253,9 @@ class LatentAttention(Struct, frozen=True):
     def _norm_gradient(self, operations: OperatorList, shard: Shard, linear: Linear, part: str) -> int:
         """Append the backward of an up-projection and of the norm before it; return where that stands."""
         ready = column_backward(operations, shard, linear)
-        kernel = shard.vector("rms_norm", shard.norm_tokens, linear.inner, backward=True)
-        output = shard.activation_bytes(kernel.rows * kernel.columns)
-        name = f"attention.{part}_norm"
-        return operations.kernel(name, kernel, after=ready, output=output, parameters=linear.inner)
+        shape = (shard.norm_tokens, linear.inner)
+        counts: Counts = {"output": shard.activation_bytes(shape[0] * shape[1]), "parameters": linear.inner}
+        return rms_norm_backward(operations, shard, f"attention.{part}_norm", shape, ready, **counts)
 
     def _down_gradient(self, operations: OperatorList, shard: Shard, waits: tuple[int, ...]) -> int:
         """Append the gradients of latents joined, and the down-projection's backward."""

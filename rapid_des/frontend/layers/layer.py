@@ -16,18 +16,15 @@ from msgspec import Struct
 
 from rapid_des.device.operators import Attention
 from rapid_des.device.vector import Policy
-from rapid_des.frontend.matrices import reduce_output, scale_backward, scale_forward
-from rapid_des.frontend.operations import (
-    Counts,
-    Operation,
-    OperatorList,
-    Shard,
+from rapid_des.frontend.matrices import (
     dropout_backward,
-    norm_backward,
-    norm_forward,
+    reduce_output,
     residual_backward,
     residual_forward,
+    scale_backward,
+    scale_forward,
 )
+from rapid_des.frontend.operations import Counts, Operation, OperatorList, Shard, norm_backward, norm_forward
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rapid_des.device.vector import Policy, fused
+from rapid_des.device.vector import EAGER, Policy, fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import AttentionSpec, FeedForwardSpec
@@ -24,7 +24,14 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperatorList, Shard, defers_bias, launch
+from rapid_des.frontend.operations import (
+    Counts,
+    OperatorList,
+    Shard,
+    defers_bias,
+    launch,
+    rms_norm_backward,
+)
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})
@@ -45,6 +52,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     qk_norm: str
     sinks: bool
     output_gate: bool
+    keeps_cache: bool = True
+    """Whether later passes see its keys and values: not those of encoders, nor of models of features."""
 
     name = "attention"
 
@@ -74,7 +83,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
         """Return the keys and values of all positions that a later query sees: none behind an encoder."""
-        if not self.core.causal:
+        if not self.keeps_cache:
             return 0
         dtype = shard.precision.kv_cache or shard.precision.activations
         return byte_count(2 * self.core.key_width(shard) * self.core.seen(positions), dtype)
@@ -93,7 +102,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         inside = shard.serving and shard.fusion in ROTATING
         if not inside:
             self._rotate(operations, shard)
-        if shard.serving and not inside and core.causal:
+        if shard.serving and not inside and self.keeps_cache:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
         counts: Counts = {
@@ -124,7 +133,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             core.append_backward(operations, shard, **counts)
         self._rotate(operations, shard)
         self._normalize(operations, shard, backward=True)
-        if shard.fusion == "eager":  # the backward of a split copies the three gradients into one tensor
+        if shard.fusion in EAGER:  # the backward of a split copies the three gradients into one tensor
             operations.kernel(f"{CORE}.join", shard.vector("copy", shard.tokens, self._qkv(shard).columns))
         return column_backward(operations, shard, self._qkv(shard))
 
@@ -174,8 +183,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             shape = (shard.tokens * width // columns, columns)
             size, name = self._result_bytes(shard, width), f"attention.{part}_norm"
             if backward:
-                kernel = shard.vector("rms_norm", *shape, backward=True)
-                operations.kernel(name, kernel, output=size, parameters=columns)
+                rms_norm_backward(operations, shard, name, shape, output=size, parameters=columns)
             else:
                 launch(operations, shard, name, ("rms_norm",), shape, saved=size, output=size)
 
@@ -211,6 +219,7 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
         qk_norm=spec.qk_norm,
         sinks=spec.sinks,
         output_gate=spec.output_gate,
+        keeps_cache=spec.causal and model.features is None,
     )
 
 

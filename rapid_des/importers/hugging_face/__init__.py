@@ -18,8 +18,8 @@ from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
-from rapid_des.importers import Importer
-from rapid_des.importers.hugging_face import gpt, hybrid, llama, minimax, multimodal, vision
+from rapid_des.importers import Importer, Option
+from rapid_des.importers.hugging_face import clip, gpt, hybrid, llama, minimax, multimodal, vision
 from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
@@ -53,6 +53,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt_neox": gpt.gpt_neox,
     "opt": gpt.opt,
     "bert": gpt.bert,
+    "clip_text_model": clip.text_tower,
+    "clip_vision_model": clip.vision_tower,
     "phi": gpt.phi,
     "phi3": llama.phi3,
     "starcoder2": gpt.starcoder2,
@@ -90,10 +92,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xlm-roberta": gpt.bert,
 }
 """The importing functions by `model_type`."""
+PAIRS: Mapping[str, Mapping[str, Architecture]] = {
+    "clip": {"text": clip.text_of_pair, "vision": clip.vision_of_pair},
+}
+"""The importing functions of configs of two towers, by `model_type` and tower."""
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("clip", "siglip"), "a pair of towers, for images and for texts,"),
-    **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), "a tower without a head of classes"),
-    **dict.fromkeys(("clip_text_model", "siglip_text_model"), "a tower without a head of tokens"),
+    **dict.fromkeys(
+        ("siglip", "siglip_vision_model", "siglip_text_model"), "a head that attends to its tower"
+    ),
     **dict.fromkeys(("distilbert", "electra"), "an encoder with keys or widths of its own"),
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
 }
@@ -131,11 +137,14 @@ class ImportedModel(Struct, frozen=True):
         return {"architecture": self.architecture, "parameters": self.model.parameters, "model": model}
 
 
-def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> ImportedModel:
+def import_hugging_face(
+    path: str | Path, *, ignore: Collection[str] = (), tower: str | None = None
+) -> ImportedModel:
     """Return the model of a config.json, of the one in a folder, or of an id of the Hugging Face hub.
 
     A `ConfigError` names what is unknown.
-    Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
+    Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows. `tower` chooses one of a
+    config of two (CLIP): `text` or `vision`.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.exists() and HUB_ID.match(file.as_posix()):
@@ -146,18 +155,29 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
     name = tree.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise ConfigError(f"{name}: {REFUSED[name]} is not simulated", file=str(file), key="model_type")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if not isinstance(name, str) or name not in {**ARCHITECTURES, **PAIRS}:
+        known = ", ".join((*ARCHITECTURES, *PAIRS))
         raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
     outcomes = Outcomes(asked=frozenset(ignore))
     keys = Keys(tree, str(file), outcomes=outcomes)
     keys.value("model_type")
     for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
         keys.choice(key, {False: None}, default=False)
-    spec = ARCHITECTURES[name](keys)
+    spec = _reader(name, tower, str(file))(keys)
     keys.ignore_known(OF_CONFIGS)
     keys.finish()
     return ImportedModel(_model(spec, str(file)), name, tuple(outcomes.notes), tuple(outcomes.ignored))
+
+
+def _reader(name: str, tower: str | None, file: str) -> Architecture:
+    """Return what reads a known architecture, or the chosen tower of a pair of them."""
+    towers = PAIRS.get(name, {})
+    if towers and tower not in towers:
+        allowed = " or ".join(f"--tower {each}" for each in towers)
+        raise ConfigError(f"{name} has two towers; allowed: {allowed}", file=file, key="model_type")
+    if tower is not None and not towers:
+        raise ConfigError(f"--tower {tower}: {name} has one tower; leave it out", file=file, key="model_type")
+    return towers[tower] if tower is not None else ARCHITECTURES[name]
 
 
 def _model(spec: Tree, file: str) -> Model:
@@ -177,4 +197,5 @@ IMPORTER = Importer(
     match=_matches,
     load=import_hugging_face,
     writes="model",
+    options=(Option("tower", "The tower of a config of two, as CLIP's.", metavar="text|vision"),),
 )

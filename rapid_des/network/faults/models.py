@@ -285,7 +285,7 @@ class FaultDraws(Struct, frozen=True, eq=False, dict=True):
         return self._cables(links_where(fabric, where).tolist(), directed=kind == "directions")
 
     def _cables(self, links: Sequence[int], *, directed: bool) -> tuple[_Part, ...]:
-        """Return links by name; with two directions, both as one where both are there."""
+        """Return links by name. With two directions, a link and its reverse count as one if both exist."""
         fabric, wanted = self.fabric, set(links)
         cables = list[_Part]()
         for link in links:

@@ -71,7 +71,9 @@ class Fault(Spec, frozen=True, kw_only=True):
     leave servers from the GPU at this position (needs `gpus_per_node`).
     """
     gpu: Named | None = None
-    """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`."""
+    """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`; in words `speed=0.8`
+    states both.
+    """
     nic: Named | None = None
     """A NIC by number or name (nic3): all its links."""
     switch: Named | None = None
@@ -349,8 +351,10 @@ def _policy_problem(fault: Fault) -> str:
 def parse_fault(text: str) -> Fault:
     """Return the fault that words such as `link=3-4 bandwidth=0.5 from=10ms until=20ms` state.
 
-    >>> parse_fault("gpu=3 compute=0.8").compute, parse_fault("link=0-1 latency=100x").latency_factor
+    >>> parse_fault("gpu=3 speed=0.8").hbm, parse_fault("link=0-1 latency=100x").latency_factor
     (0.8, 100.0)
+    >>> parse_fault("link=3-4 down").down
+    True
     """
     file = f"--fault {text!r}"
     tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
@@ -358,6 +362,9 @@ def parse_fault(text: str) -> Fault:
     if factor:
         tree = {key: value for key, value in tree.items() if key != "latency"}
         tree["latency_factor"] = float(factor[1])
+    if "speed" in tree:
+        speed = tree.pop("speed")
+        tree |= {"compute": speed, "hbm": speed}
     for key, value in tree.items():
         if key == "within" or (isinstance(value, str) and is_distribution(value, key)):
             raise ConfigError(f"{value}: only draws have it, those of faults sample", file=file, key=key)
@@ -382,7 +389,7 @@ def stated_words(text: str, file: str) -> dict[str, str]:
         raise ConfigError(f"not words of key=value: {error}", file=file) from None
     stated: dict[str, str] = {}
     for word in words:
-        key, equals, value = word.partition("=")
+        key, equals, value = ("down=true" if word == "down" else word).partition("=")
         if not equals or not key or key in stated:
             problem = f"{key!r} stands twice" if key in stated else f"{word!r} is not key=value"
             raise ConfigError(problem, file=file)

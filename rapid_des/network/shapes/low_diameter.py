@@ -112,7 +112,7 @@ def takes_detour(detour: NonMinimal, flow: tuple[Int64s, Int64s]) -> Bools:
 
 
 def third(detour: NonMinimal, flow: tuple[Int64s, Int64s], ends: tuple[Int64s, Int64s], of: int) -> Int64s:
-    """Return one of the places 0..of-1 for each flow, neither of its ends, which differ."""
+    """Return for each flow a place in 0..of-1 that is neither of its two ends. The ends differ."""
     place = hashed(*flow, (detour.seed, _WHERE)) % (of - 2)
     place += place >= np.minimum(*ends)
     return place + (place >= np.maximum(*ends))

@@ -82,7 +82,7 @@ class OffPath(Struct, frozen=True):
 
     @property
     def next(self) -> OperatorSlack | None:
-        """What would be critical next: of what has slack and is not on the path, what has the least."""
+        """What becomes critical next: of all that is not on the path, what has the least slack."""
         return next((row for row in self.slacks if row.least > 0 and not row.on_path), None)
 
     def report(self) -> Iterator[str]:

@@ -265,7 +265,7 @@ def _step_of(job: Job, measured: Duration, result: Result) -> MeasuredStep:
     used = result.figures.mfu * result.step_time / measured if result.figures else 0.0
     if used > 1.0:
         raise InputError(
-            f"{job.name}: {measured} a step is a utilisation of {used:.2f} of the GPUs; allowed: up to 1"
+            f"{job.name}: a step of {measured} would use {used:.2f} of the GPUs' peak; allowed: up to 1"
         )
     return MeasuredStep(
         job=job.name,
