@@ -244,12 +244,15 @@ def sample_charts(sample: Plain) -> Iterator[Bars | Plot]:
     for configuration in ran:
         rows = sorted(configuration["rows"], key=lambda row: row["step_time_s"])
         weights = np.cumsum([row["weight"] for row in rows])
-        points = [
-            (row["step_time_s"], float(share)) for row, share in zip(rows, weights / weights[-1], strict=True)
+        shares = [0.0, *(weights / weights[-1]).tolist()]
+        stairs = [
+            (row["step_time_s"], share)
+            for row, *ends in zip(rows, shares, shares[1:], strict=False)
+            for share in ends
         ]
         healthy, mean = configuration["healthy_s"], configuration["step_time_s"]["mean"]
         lines = [
-            Series("draws", "before", [(points[0][0], 0.0), *points]),
+            Series("draws", "before", stairs),
             Series(f"healthy: {seconds_text(healthy)}", "dp", [(healthy, 0.0), (healthy, 1.0)], dashed=True),
             Series(f"mean: {seconds_text(mean)}", "tp", [(mean, 0.0), (mean, 1.0)], dashed=True),
         ]
