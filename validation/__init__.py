@@ -64,6 +64,7 @@ PROVIDERS: dict[str, str] = {
     "inference.tables:topics": "inference/",
     "inference.silicon:topics": "inference/silicon",
     "inference.traces:topics": "inference/vllm-traces",
+    "inference.expert_fleets:topics": "inference/expert-fleets",
     "inference.prefix_cache:topics": "inference/prefix-cache",
     "runs:topics": "goodput/",
     "ranking:topics": "ranking/",

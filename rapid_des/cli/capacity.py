@@ -25,8 +25,8 @@ from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
-from rapid_des.studies.capacity_report import capacity_report, front
-from rapid_des.studies.load_curve import LoadPoint, curve
+from rapid_des.studies.capacity_report import capacity_report
+from rapid_des.studies.load_curve import LoadPoint, curve, front
 from rapid_des.units import EventRate
 
 

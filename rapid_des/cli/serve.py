@@ -20,19 +20,23 @@ from rapid_des.cli.options import (
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.config import Document
 from rapid_des.errors import InputError
-from rapid_des.frontend import load_job
-from rapid_des.machine import load_machine
+from rapid_des.frontend import Job, load_job
+from rapid_des.machine import Machine, load_machine
 from rapid_des.report.charts.servers import served_page
-from rapid_des.report.serve_text import serve_report
+from rapid_des.report.serve_text import sampled_report, serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import refuse_several, served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
+from rapid_des.serving.result import ServeResult
+from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.model_jobs import names_model, serving_document
 from rapid_des.units import seconds
 
+_OF_ALL = ("rows", "plot", "timeline", "report", "energy", "outages")
+"""Options of a run in which every request is served."""
 workload_option = click.option(
     "--workload",
     type=click.Choice(sorted(WORKLOADS)),
@@ -91,6 +95,11 @@ def given_server(reference: str, machine: str) -> str | Document:
     metavar="'KEY=VALUE …'",
     help="A replica or GPU that fails, as in: replica=1 at=30s down=60s, or reliability=FILE. Repeatable.",
 )
+@click.option(
+    "--sample",
+    metavar="'every=1h window=2min warmup=1min'",
+    help="Serve windows of a long time only, as they stand for the rest of it.",
+)
 @click.option("--energy", is_flag=True, help="Add the energy by part: GPUs, network and hosts.")
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
@@ -121,15 +130,12 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         refuse_several(wanted)
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
+    if options["sample"] is not None:
+        _sampled(wanted, loaded, slo, asked, {**options, "job": job})
+        return
     with progress(title) as bar:
         result = run_server(wanted, loaded, watch=bar, **asked)
-    if result.interrupted:
-        announce("interrupted: what is answered follows")
-    for name, write in (("rows", result.write_requests), ("timeline", result.write_timeline)):
-        if options[name] is not None:
-            write(options[name])
-    if options["plot"] is not None:
-        result.plot(options["plot"], title=title)
+    _write(result, title, options)
     plain = result.as_json(slo)
     if options["energy"]:
         spent = served_energy(result, wanted, loaded)
@@ -139,3 +145,29 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded), *besides])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     write_study_page(options["report"], title, parts, plain, served_page(result, limits, plain))
+
+
+def _write(result: ServeResult, title: str, options: Mapping[str, Any]) -> None:
+    """Write the files that were asked for."""
+    if result.interrupted:
+        announce("interrupted: what is answered follows")
+    for name, write in (("rows", result.write_requests), ("timeline", result.write_timeline)):
+        if options[name] is not None:
+            write(options[name])
+    if options["plot"] is not None:
+        result.plot(options["plot"], title=title)
+
+
+def _sampled(
+    job: Job, machine: Machine, slo: Slo | None, asked: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Serve windows alone, and print what they say of the whole time."""
+    given = [name for name in _OF_ALL if options[name]]
+    if given:
+        option = given[0].removesuffix("s") if given[0] == "outages" else given[0]
+        raise InputError(f"--sample says nothing of single requests or replicas: leave --{option} out")
+    title = f"{options['job']} on {machine.name}"
+    with progress(title) as bar:
+        windows = Windows.parse(options["sample"])
+        plain = serve_sampled(job, machine, windows, slo=slo, watch=bar, **asked).as_json()
+    echo_marked(options["as_json"], plain, list(sampled_report(plain, title)), [(job, machine)])

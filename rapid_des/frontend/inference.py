@@ -7,8 +7,8 @@ newest tokens. Of what it costs
   are: projections, norms, feed-forward, experts, communication, and the head on sampled rows;
 - `attention(groups)` on how many tokens each request brings and how many are cached: operations that are
   marked `sees_cache`, one kernel for all prompts and one for what decodes (`Shard.of_kernels`). What decodes
-  by a token each costs as many requests of the mean length. Latent attention and Mamba-2 have products and
-  scans besides that go by how many tokens decode and how many do not.
+  by a token each costs as many requests of the mean length. Mamba-2 has scans besides that go by how many
+  tokens decode and how many do not.
 
 So a pass of any mix costs what `pass_lists` holds: kernels of base and attention priced one by one, messages
 of base. `one_pass` makes a job of it that `simulate` runs as it runs a static batch:
@@ -24,7 +24,7 @@ of base. `one_pass` makes a job of it that `simulate` runs as it runs a static b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct, field, structs
@@ -53,6 +53,7 @@ from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.speculation import draft_list
 from rapid_des.frontend.template import INPUT, PieceColumn, PricedPiece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
+from rapid_des.frontend.two_batches import cut, halves, splits, taking_turns
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
@@ -137,34 +138,6 @@ def _passes(job: Job, steps: Iterable[int]) -> tuple[ServingPass, ...]:
     return tuple(distinct)
 
 
-def cut(prompts: Sequence[RequestGroup], most: int) -> Iterator[tuple[RequestGroup, ...]]:
-    """Yield passes of at most this many tokens that compute prompts in their order, cut where a pass is full.
-
-    >>> [[(group.count, group.query_length, group.cached, group.samples) for group in each]
-    ...  for each in cut((RequestGroup(3, 10),), 16)]
-    [[(1, 10, 0, 1), (1, 6, 0, 0)], [(1, 4, 6, 1), (1, 10, 0, 1)]]
-    """
-    room, chosen = most, list[RequestGroup]()
-    for group in prompts:
-        for _ in range(group.count):
-            done = 0
-            while done < group.query_length:
-                tokens = min(room, group.query_length - done)
-                ends = done + tokens == group.query_length
-                chosen.append(RequestGroup(1, tokens, group.cached + done, group.samples if ends else 0))
-                done, room = done + tokens, room - tokens
-                if not room:
-                    yield _joined(chosen)
-                    room, chosen = most, []
-    if chosen:
-        yield _joined(chosen)
-
-
-def _joined(requests: Sequence[RequestGroup]) -> tuple[RequestGroup, ...]:
-    """Return the groups with equal neighbours merged into one."""
-    return tuple(replace(request, count=sum(1 for _ in alike)) for request, alike in groupby(requests))
-
-
 def groups_of(job: Job, step: int) -> tuple[RequestGroup, ...]:
     """Return the requests of one micro-batch that take part in a step: 0 is the first pass."""
     spec, parts = job.inference, job.micro_batches
@@ -210,6 +183,14 @@ def pass_lists(job: Job, current: ServingPass, place: int = 0) -> dict[ModelSect
     return lists | {DRAFT: draft_list(job, current.groups, shard_of_groups)}
 
 
+def batches(job: Job, current: ServingPass) -> tuple[ServingPass, ...]:
+    """Return a pass, or the two half-batches in which its layers run."""
+    if not splits(job.inference, current.tokens, decoding=current.step > 0):
+        return (current,)
+    parts = tuple(replace(current, groups=groups) for groups in halves(current.groups) if groups)
+    return parts if len(parts) == 2 else (current,)
+
+
 def serving_lists(job: Job, place: int = 0) -> Lists:
     """Return the operator lists of all passes, as `pass_key` names them, of ranks at one place along ep.
 
@@ -220,13 +201,22 @@ def serving_lists(job: Job, place: int = 0) -> Lists:
         if current.alike == current.step:
             for section, operations in pass_lists(job, current, place).items():
                 lists[pass_key(section, current)] = operations
-            continue
-        for kind, layer in enumerate(job.kinds):
-            key = pass_key(ModelSection("block", kind), current)
-            lists[key] = layer.layer.on_cache(serving_shard(job, current))
-        if job.inference.speculative is not None:
+        elif job.inference.speculative is not None:
             drafts = draft_list(job, current.groups, shard_of_groups)
             lists[pass_key(DRAFT, current)] = tuple(each for each in drafts if each.sees_cache)
+        lists |= _layer_lists(job, current, place)
+    return lists
+
+
+def _layer_lists(job: Job, current: ServingPass, place: int) -> Lists:
+    """Return the lists of layers that are those of half-batches, or of a step that is like an earlier one."""
+    parts, is_new = batches(job, current), current.alike == current.step
+    lists: dict[PieceKey, tuple[Operation, ...]] = {}
+    for half, part in enumerate(parts if len(parts) > 1 or not is_new else ()):
+        shard = replace(serving_shard(job, part), expert_place=place)
+        for kind, layer in enumerate(job.kinds):
+            key = pass_key(ModelSection("block", kind), current, half)
+            lists[key] = layer.forward(shard) if is_new else layer.layer.on_cache(shard)
     return lists
 
 
@@ -274,11 +264,10 @@ def serving_notes(job: Job) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def pass_key(section: ModelSection, current: ServingPass) -> PieceKey:
+def pass_key(section: ModelSection, current: ServingPass, half: int = 0) -> PieceKey:
     """Return which piece a pass runs for a section: steps of as many requests differ in their blocks only."""
-    return PieceKey(
-        section, "forward", step=current.step if section.name in ("block", "draft") else current.alike
-    )
+    step = current.step if section.name in ("block", "draft") else current.alike
+    return PieceKey(section, "forward", step=step, half=half)
 
 
 def serving_pieces(
@@ -340,16 +329,37 @@ def _recosted(piece: PricedPiece, costs: Int64s) -> PricedPiece:
 def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[PricedPiece]:
     """Yield a stage's piece of each pass: new ones, and those of as many requests at other lengths."""
     whole: dict[int, PricedPiece] = {}
-    order = [section for section, _ in sections(job, stage)]
     for current in passes(job):
-        here = {PieceKey(section, "forward"): pieces[pass_key(section, current)] for section in set(order)}
+        before, layers, behind = _in_parts(job, stage, pieces, current)
         if current.alike == current.step:
-            whole[current.step] = chain(part_pieces(job, stage, "forward", here))
+            inside = layers[0] if len(layers) == 1 else [taking_turns(*map(chain, layers))]
+            whole[current.step] = chain([*before, *inside, *behind])
             yield whole[current.step]
         else:
-            costs = {key.section: piece.rows[np.ix_(piece.cache_rows, COSTS)] for key, piece in here.items()}
-            again = np.concatenate([costs[section] for section in order])
+            every = (*before, *(piece for half in layers for piece in half), *behind)
+            again = np.concatenate([piece.rows[np.ix_(piece.cache_rows, COSTS)] for piece in every])
             yield _recosted(whole[current.alike], again)
+
+
+_Pieces = list[PricedPiece]
+
+
+def _in_parts(
+    job: Job, stage: int, pieces: Pieces, current: ServingPass
+) -> tuple[_Pieces, list[_Pieces], _Pieces]:
+    """Return a stage's pieces of a pass: before its layers, the layers of each half-batch, and behind."""
+    order = [section for section, _ in sections(job, stage)]
+    is_layer = [section.name == "block" for section in order]
+    first = is_layer.index(True) if any(is_layer) else len(order)
+    last = first + sum(is_layer)
+    named = []
+    for half in range(len(batches(job, current))):
+        here = {
+            section: pass_key(section, current, half if section.name == "block" else 0) for section in order
+        }
+        parts = {PieceKey(section, "forward"): pieces[key] for section, key in here.items()}
+        named.append(list(part_pieces(job, stage, "forward", parts)))
+    return named[0][:first], [each[first:last] for each in named], named[0][last:]
 
 
 class _ServingStage(Struct):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend import adapters
+from rapid_des.frontend import adapters, two_batches
 from rapid_des.frontend.encoders import encoder_refusals
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
@@ -216,6 +216,7 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield from _context_of_requests(job)
     if not (spec.absorbs or any(isinstance(layer.mixer, LatentAttention) for layer in job.model.kinds)):
         yield "inference.absorbs", f"{job.model.name} has no latent attention"
+    yield from two_batches.refusals(job)
     yield from speculation_refusals(job)
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
         problem = f"{spec.decode_steps} steps cannot be taken from the {spec.steps - 1} there are"
@@ -236,10 +237,9 @@ def _of_training(job: Job) -> Iterator[tuple[str, str]]:
 
 def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why prompts cannot be split over cp."""
-    spec, cp = job.inference, job.spec.parallelism.cp
+    spec, cp, kinds = job.inference, job.spec.parallelism.cp, job.inference.kinds
     if spec.steps > 1:
         yield from _context_of_decoding(job)
-    kinds = spec.kinds
     if len(kinds) > 1 or kinds[0].cached:
         yield "parallelism.cp", f"cp {cp} splits prompts of one length of which nothing is cached"
     if spec.prefill_tokens is not None:

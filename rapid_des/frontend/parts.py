@@ -71,6 +71,8 @@ class PieceKey(Struct, frozen=True):
     stage: int = -1
     step: int = 0
     """Serving: 0 is the prefill, else the first decode step that runs the list."""
+    half: int = 0
+    """Serving: which of two half-batches that take turns."""
 
 
 Lists: TypeAlias = Mapping[PieceKey, tuple[Operation, ...]]

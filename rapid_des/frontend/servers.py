@@ -239,6 +239,11 @@ class PromptLayoutSpec(Spec, frozen=True):
 class ServingSpec(Spec, frozen=True):
     """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
 
+    task: Literal["generate", "embed"] = "generate"
+    """What requests want: tokens, or what their prompt alone gives (embeddings, scores of pairs)."""
+    documents: str | Count | None = None
+    """Number of documents that a request of `task: embed` has scored against its query, as `prompt` states
+    lengths: each pair is a prompt, and all of them come at once. Unset: a request is one prompt."""
     policy: str = "vllm_v1"
     """How an engine picks what an iteration computes: `vllm_v1`, `vllm_v0`, `sglang`,
     `trtllm_guaranteed_no_evict`, `trtllm_max_utilization`, `static`, or a policy of another package."""
@@ -337,6 +342,7 @@ class ServingSpec(Spec, frozen=True):
         twice = [name for name, count in Counter(each.name for each in self.classes).items() if count > 1]
         if twice:
             raise ValueError(f"classes: {twice[0]!r} stands twice")
+        self._check_task()
         if self.agents is not None and self.sessions is not None:
             raise ValueError("sessions: the turns of `agents` are sessions by themselves; state one of both")
         if self.images is not None and (self.sessions is not None or self.agents is not None):
@@ -345,3 +351,13 @@ class ServingSpec(Spec, frozen=True):
             raise ValueError("classes: the requests of `agents` are of one class; state one of both")
         if self.order != "priority" and any(each.priority for each in self.classes):
             raise ValueError("classes: a priority is read with `order: priority` alone")
+
+    def _check_task(self) -> None:
+        """Raise `ValueError` for keys of another task."""
+        if self.task == "generate":
+            if self.documents is not None:
+                raise ValueError("documents: pairs are scored with `task: embed`; this one generates")
+            return
+        for key in ("output", "sessions", "agents", "prefill_replicas", "prefill_parallelism", "images"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: requests of `task: embed` are answered by their prompts alone")

@@ -133,6 +133,22 @@ def _under(stated: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     return joined
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
+class TwoBatchesSpec(Spec, frozen=True):
+    """From how many tokens of a rank on a pass runs as two half-batches; unset: none does."""
+
+    prefill: _Tokens | None = None
+    """The least number of a pass with prompts; vLLM's `dbo_prefill_token_threshold` is 512."""
+    decode: _Tokens | None = None
+    """The least number of a pass that decodes; vLLM's `dbo_decode_token_threshold` is 32."""
+
+    def __post_init__(self) -> None:
+        if self.prefill is None and self.decode is None:
+            raise ValueError("state prefill, decode or both, as in {prefill: 512, decode: 32}")
+
+
 class HostSpec(Spec, frozen=True):
     """The costs of issuing work on the host of a rank, as a framework's software has them."""
 

@@ -17,7 +17,7 @@ from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.layer_spec import Count, FeedForward, Mixer, PatchesSpec
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
 from rapid_des.frontend.servers import ServingSpec
-from rapid_des.frontend.software import HostSpec, Software
+from rapid_des.frontend.software import HostSpec, Software, TwoBatchesSpec
 from rapid_des.units import Size
 
 
@@ -574,6 +574,9 @@ class InferenceSpec(Spec, frozen=True):
     """Passes in which shared experts run on a second stream of kernels, beside the router and the routed
     experts: those that decode, or that have at most this many tokens. Where the tokens of all ranks are
     gathered they run beside the products alone; dispatchers that send tokens once leave them in line."""
+    two_batches: TwoBatchesSpec | None = None
+    """Passes that run as two half-batches which take turns at the exchanges of tokens among experts: while
+    tokens of one travel, the other computes. Unset: none."""
     speculative: SpeculativeSpec | None = None
     """Drafted tokens that a step checks, as in `{method: mtp, tokens: 1, acceptance: [0.8]}`. Unset: a step
     makes one token."""

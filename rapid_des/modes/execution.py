@@ -186,10 +186,14 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
     """Return the records of a program of which few periods stand for all; None if none is known to."""
     if not choice.fold or engine != "compiled" or _expected_s(program, engine) < _WORTH_FOLDING_S:
         return None
-    from rapid_des.modes.symmetry.recurrence import WORTH, run_shortened, shortened
+    from rapid_des.modes.symmetry.recurrence import FEW, KEPT, WORTH, run_shortened, shortened
 
-    short = shortened(program, worth=WORTH)
-    return None if short is None else run_shortened(short, progress=_teller(program, choice))
+    for kept in (FEW, KEPT):
+        short = shortened(program, kept=kept, worth=WORTH)
+        records = None if short is None else run_shortened(short, progress=_teller(program, choice))
+        if records is not None:
+            return records
+    return None
 
 
 def _expected_s(program: Program, engine: str) -> float:

@@ -85,7 +85,7 @@ def _sorted(rows: Int64s) -> Int64s:
 
 
 _PERIODS = 6
-"""The number of period lengths that are tried, the most frequent ones."""
+"""The number of period lengths that are tried of each kind, the most frequent ones."""
 
 
 _ALIKE = ("kind", "server", "work", "priority", "link_priority", "slot", "sub", "template")
@@ -186,12 +186,17 @@ class _Rows(Struct, frozen=True):
         )
 
     def periods(self) -> list[int]:
-        """Return the most frequent distances from a visit to the next one that does the same, ascending."""
-        order = np.argsort(self.number, kind="stable")
-        same = self.number[order][1:] == self.number[order][:-1]
-        count = np.bincount(np.diff(order)[same])
-        likely = np.argsort(-count, kind="stable")[:_PERIODS]
-        return sorted(int(each) for each in likely if count[each])
+        """Return the most frequent distances from a visit to the next ones that do the same, ascending.
+
+        Of two half-batches that take turns, the next but one is the same half's in the next layer.
+        """
+        order, chosen = np.argsort(self.number, kind="stable"), set[int]()
+        for step in (1, 2):
+            same = self.number[order][step:] == self.number[order][:-step]
+            count = np.bincount((order[step:] - order[:-step])[same])
+            likely = np.argsort(-count, kind="stable")[:_PERIODS]
+            chosen.update(int(each) for each in likely if count[each])
+        return sorted(chosen)
 
     def alike(self, each: int) -> Iterator[tuple[int, int]]:
         """Yield start and stop of each range with that period."""

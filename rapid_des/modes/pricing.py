@@ -16,7 +16,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device, check_library
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model, operator_source
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
@@ -95,7 +95,11 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
     from rapid_des.frontend.blocks import blocks
 
     check_size(job, machine.fabric.gpus)
-
+    if job.spec.inference is not None and job.inference.two_batches is not None:
+        raise UnsupportedByEngine(
+            f"{job.file}: half-batches take turns across layers (inference.two_batches), and blocks run "
+            "alone: use --mode flattened"
+        )
     issued = issued_on(job, machine)
     models = _Models(issued, machine, cache)
 

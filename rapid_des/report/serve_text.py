@@ -83,6 +83,48 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     yield from _parts(plain)
 
 
+_WINDOWS = (
+    Column("from_s", "from", seconds_text, 12),
+    Column("rate_per_s", "requests/s", "{:.3g}".format),
+    Column("measured", "measured", "{:,}".format),
+    Column("gpus", "GPUs up", "{:.4g}".format),
+    Column("within", "within", "{:.1%}".format),
+    Column("ttft_p99_s", "first token p99", seconds_text),
+    Column("tpot_p99_s", "per token p99", seconds_text),
+    Column("e2e_p99_s", "end to end p99", seconds_text),
+)
+
+
+def sampled_report(plain: Plain, title: str) -> Iterator[Part]:
+    """Yield what windows say of a long day."""
+    yield title
+    shares = f"{plain['measured']:,} measured, {plain['simulated']:,} simulated"
+    facts = {
+        "GPUs": f"{plain['gpus']}",
+        "requests": f"{plain['requests']:,} in {seconds_text(plain['elapsed_s'])}, of which {shares}",
+        "throughput": f"{plain['requests_per_s']:.3g} requests/s",
+    }
+    if plain["goodput"] is not None:
+        good = plain["goodput"]
+        facts["SLO attainment"] = (
+            f"{good['attained']:.2%} ± {good['ci95']:.2%} of requests within {good['slo']}"
+        )
+    if plain["gpu_s"] is not None:
+        facts["GPU time"] = f"{plain['gpu_s'] / 3600:,.1f} GPU hours"
+    facts |= _sampling({key: width and {"mean": width} for key, width in plain["ci95"].items()})
+    if plain["interrupted"]:
+        facts["interrupted"] = "the windows that are done follow"
+    yield facts
+    rows = {"time to first token": "ttft_s", "time per output token": "tpot_s", "end to end": "e2e_s"}
+    times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
+    yield Table(
+        "",
+        (Column("name", "", width=24), *times),
+        [{"name": name, **plain[key]} for name, key in rows.items()],
+    )
+    yield Table("by window", _WINDOWS, plain["windows"])
+
+
 def _parts(plain: Plain) -> Iterator[Table]:
     """Yield the requests by class, and the replicas by job, where there are several."""
     if plain["classes"]:
@@ -136,19 +178,27 @@ def _found(hits: Plain) -> str:
 
 def _throughput(plain: Plain) -> dict[str, str]:
     """Return the rates of the steady window, and those until the last answer."""
-    rates, steady = plain["throughput"], plain["steady_requests_per_s"]
-    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
-    whole = f"{rates['requests_per_s']:.3g} requests/s, {tokens}"
+    requests, steady = plain["throughput"]["requests_per_s"], plain["steady_requests_per_s"]
+    tokens, in_window, end = _tokens(plain)
+    whole = f"{requests:.3g} requests/s, {tokens:,.0f} tokens/s {end}"
     if steady is None:
         return {"throughput": f"{whole}, drain included: too few requests for a steady rate"}
     interval = plain["throughput_interval"]
     between = "" if interval is None else f" ({interval[0]:.3g} to {interval[1]:.3g})"
     drain = f"the last {seconds_text(plain['drain_s'])}, when none came"
-    made = f"{plain['steady_output_tokens_per_s']:,.0f} tokens/s out"
     return {
-        "throughput": f"{steady:.3g} requests/s{between}, {made}",
+        "throughput": f"{steady:.3g} requests/s{between}, {in_window:,.0f} tokens/s {end}",
         "with the drain": f"{whole}: {drain}",
     }
+
+
+def _tokens(plain: Plain) -> tuple[float, float, str]:
+    """Return tokens a second until the last answer and in the steady window, and `out` or `in`."""
+    rates, steady = plain["throughput"], plain["steady_requests_per_s"] or 0.0
+    if plain["task"] == "generate":
+        return rates["output_tokens_per_s"], plain["steady_output_tokens_per_s"] or 0.0, "out"
+    read = rates["total_tokens_per_s"] - rates["output_tokens_per_s"]
+    return read, read / max(rates["requests_per_s"], 1e-300) * steady, "in"
 
 
 def _attained(good: Plain | None) -> dict[str, str]:

@@ -19,8 +19,8 @@ from rapid_des.arrays import Int64s
 from rapid_des.serving.requests import NEVER
 from rapid_des.serving.sampling import spread
 
-_STREAM = 8
-"""The first of the generators of this module; those before it draw other columns."""
+_STREAM, _DOCUMENTS = 8, 4
+"""The first of the generators of this module, those before it draw other columns; that of documents."""
 
 
 class Precedence(Struct, frozen=True):
@@ -105,6 +105,12 @@ class Agents(Struct, frozen=True):
                         outputs.popleft() if outputs else lengths[1],
                     )
         return tasks
+
+
+def tasks_of(documents: DrawnCounts, count: int, seed: int) -> Int64s:
+    """Return the task of each request, where a task has as many as it has documents."""
+    numbers = documents.lengths(count, _generator(seed, _DOCUMENTS))
+    return np.repeat(np.arange(count), numbers)[:count]
 
 
 def _generator(seed: int, place: int) -> Generator:

@@ -62,6 +62,13 @@ def foreseen(loads: Sequence[float], ahead: float) -> float:
     return max(loads[-1], round(float(level + slope * ahead), 9))
 
 
+def looks_back(spec: AutoscalerSpec) -> int:
+    """Return the picoseconds in which an autoscaler forgets how many replicas there were."""
+    return int(_WINDOW if spec.stabilization is None else spec.stabilization) + int(
+        _INTERVAL if spec.interval is None else spec.interval
+    )
+
+
 class FleetSize(Struct):
     """How many replicas of a pool were up, starting or draining over time."""
 
@@ -88,7 +95,8 @@ class FleetSize(Struct):
         """
         ends = [*(now for now, _ in self.changes[1:]), end]
         return sum(
-            count * max(0, stop - begin) for (begin, count), stop in zip(self.changes, ends, strict=True)
+            count * max(0, min(stop, end) - begin)
+            for (begin, count), stop in zip(self.changes, ends, strict=True)
         )
 
     def as_json(self, end: int) -> dict[str, Any]:

@@ -28,11 +28,11 @@ from rapid_des.frontend.parts import EMBEDDING, HEAD, ModelSection, stage_sectio
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
+from rapid_des.serving import pools
 from rapid_des.serving.batch import Batch, decoding_group
 from rapid_des.serving.drafts import DraftCosts
 from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
-from rapid_des.serving.pools import in_a_row, of_replica, prompts_of, with_at_most_drafted, without_host
 from rapid_des.simulation import step_time
 
 _CORNERS, _FEW = 64, 1 << 14
@@ -59,9 +59,9 @@ class PassCosts:
     ) -> None:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
         self._copies = copies
-        self._whole = issued_on(of_replica(job), machine)
+        self._whole = issued_on(pools.of_replica(job), machine)
         """The replica's job, including its draft model."""
-        self._job = with_at_most_drafted(self._whole, 0)
+        self._job = pools.with_at_most_drafted(self._whole, 0)
         spec = job.inference.speculative
         self.checked = 1 if spec is None else 1 + spec.tokens
         self._drafts = None if spec is None else DraftCosts(self._whole, self._priced)
@@ -378,10 +378,10 @@ class PassCosts:
         """
         if decoding:
             checks = (decoding_group(number, 1 + self.checked, self.checked),)
-            job = self._whole if self._graph else without_host(self._whole)
+            job = self._whole if self._graph else pools.without_host(self._whole)
             return self._beyond(job, checks, decoding=True)
-        one = without_host(with_at_most_drafted(self._whole, 1))
-        return self._beyond(one, prompts_of(self._job, number), decoding=False)
+        one = pools.without_host(pools.with_at_most_drafted(self._whole, 1))
+        return self._beyond(one, pools.prompts_of(self._job, number), decoding=False)
 
     def _checking_at(self, requests: int) -> tuple[int, int]:
         """Return what this many checks beside a short prompt add to the rest of a prompt with as many tokens.
@@ -389,21 +389,22 @@ class PassCosts:
         That is logits of all drafts, and what drafting after the first token sends.
         """
         mixed = (decoding_group(requests, 1 + self.checked, self.checked), RequestGroup(1, _SHORT))
-        rest, took = self._beyond(without_host(self._whole), mixed, decoding=False)
+        rest, took = self._beyond(pools.without_host(self._whole), mixed, decoding=False)
         return rest - self._rests[False](requests * self.checked + _SHORT), took
 
     def _beyond(self, job: Job, groups: tuple[RequestGroup, ...], *, decoding: bool) -> tuple[int, int]:
         """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds."""
         took = step_time(
-            one_pass(in_a_row(job, self._copies), groups),
+            one_pass(pools.in_a_row(job, self._copies), groups),
             self._machine,
-            mode="hierarchical",
+            mode="hierarchical" if job.inference.two_batches is None else "flattened",
             engine=EngineChoice(programs=_CORNERS),
             cache=self._cache,
         )
-        lists, operators = pass_lists(job, ServingPass(1, groups, 1)), self._operators[decoding]
-        sections = (stage_sections(job, stage).items() for stage in range(job.stages))
-        parts = [(count, lists[section]) for stage in sections for section, count in stage]
+        parts, operators = (
+            pools.all_lists(job, ServingPass(int(decoding), groups, 1)),
+            self._operators[decoding],
+        )
         kernels = sum(self._kernels(parts, operators, cached=cached).time for cached in (False, True))
         return took - kernels, took
 
@@ -413,5 +414,6 @@ class PassCosts:
 
 
 def _pass_of(tokens: int, decoding: bool) -> ServingPass:
-    """Return a pass of this many tokens, each from a different request."""
-    return ServingPass(1, (RequestGroup(tokens, 1, int(decoding)),), 1)
+    """Return a pass of this many tokens: each from another request, or all of one prompt."""
+    group = RequestGroup(tokens, 1, 1) if decoding else RequestGroup(1, tokens)
+    return ServingPass(1, (group,), 1)

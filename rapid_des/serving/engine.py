@@ -58,6 +58,8 @@ class Engine(Struct, frozen=True, dict=True):
     """Number of replicas that share experts, and step together."""
     gpus: int = 1
     """Number of GPUs of a replica."""
+    samples: bool = True
+    """Whether prompts are followed by tokens; else they are all that is computed."""
     stepwise: bool = False
     """Simulate every decode step by itself, for tests; the results are the same."""
 

@@ -15,12 +15,13 @@ from rapid_des.serving.adapters import Lora
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.policies import Habits, policy_of
+from rapid_des.serving.half_batches import costs_of
+from rapid_des.serving.policies import WHOLE_PROMPTS, Habits, policy_of
 from rapid_des.serving.pools import Pool, of_replica, sharing
 from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.shared_pool import SharedPool
 from rapid_des.serving.workload import Workload
-from rapid_des.units import serialization_time
+from rapid_des.units import ceil_divide, serialization_time
 from rapid_des.values import replace
 
 
@@ -28,8 +29,8 @@ def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> P
     """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
     priced = _as_priced(job)
     if cache is None:
-        return PassCosts(priced, machine)
-    return cache.get_or_make(("iterations", priced, machine), lambda: PassCosts(priced, machine, cache))
+        return costs_of(priced, machine)
+    return cache.get_or_make(("iterations", priced, machine), lambda: costs_of(priced, machine, cache))
 
 
 def _as_priced(job: Job) -> Job:
@@ -70,7 +71,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     adapters = 0 if lora is None else lora.slots * lora.bytes
     costs = iteration_costs(alone, machine, cache)
     return Engine(
-        policy=policy_of(spec.policy),
+        policy=policy_of(spec.policy) if job.model.is_causal else WHOLE_PROMPTS,
         costs=costs,
         shares=costs.shares,
         pages=_pages(alone, machine, limits, workload, adapters),
@@ -88,6 +89,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         lora=lora,
         together=sharing(job),
         gpus=Pool(job, 1).each,
+        samples=spec.task == "generate",
         prefix_tiers=_tiers(alone, machine, pool.page, spec),
         prefix_pool=_shared_pool(job, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
@@ -163,7 +165,8 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
     memory = structs.replace(job.spec.memory, kv_pool=pool)
     asked = replace(job, spec=structs.replace(job.spec, inference=longest, memory=memory))
     capacity = kv_capacity(asked, int(machine.device.spec.hbm.capacity) - adapters)
-    assert capacity is not None, "the pool is stated"
+    if capacity is None:  # requests keep nothing: as many run as may
+        return pool.sequences * ceil_divide(int(workload.prompt.max()) + 1, pool.page)
     if capacity.size < 0 or not capacity.pages:
         raise InfeasibleJobError(f"{job.name}: {capacity.shortage}")
     return capacity.pages
@@ -171,7 +174,9 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
 
 def _check_positions(job: Job, workload: Workload) -> None:
     """Raise `ConfigError` for a request that is longer than the model's positions."""
-    most = job.model.spec.max_positions
+    most, spec = job.model.spec.max_positions, job.spec.serving
+    if spec is not None and spec.task == "embed":
+        workload = replace(workload, output=0 * workload.output)
     _check_longest(job, workload, most, f"the model has max_positions {most}")
 
 
@@ -179,6 +184,10 @@ def _check_room(job: Job, workload: Workload, engine: Engine) -> None:
     """Raise `ConfigError` for a request that no replica could ever answer."""
     drafted = 0 if engine.drafts is None else engine.drafts.checked - 1
     room = engine.pages * engine.page_size - drafted
+    if not job.model.is_causal:
+        most = engine.max_batched_tokens
+        whole = replace(workload, output=0 * workload.output)
+        _check_longest(job, whole, most, f"an encoder takes prompts whole, and an iteration {most} tokens")
     besides = f" and {drafted} drafted" if drafted else ""
     _check_longest(job, workload, room, f"a replica's KV cache holds {room}{besides}")
 

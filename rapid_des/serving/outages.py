@@ -33,6 +33,7 @@ from rapid_des.network.faults.specs import Fault, parse_fault, read_value, state
 from rapid_des.runs.loading import load_reliability
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.failures import Event, ServerFailures
+from rapid_des.serving.half_batches import costs_of
 from rapid_des.serving.pools import Pool, pools_of
 from rapid_des.serving.resharding import ReshardingTraffic, as_traces
 from rapid_des.simulation import replay
@@ -252,7 +253,7 @@ class Slowness(Struct):
     def _priced(self, place: ReplicaGpus, met: tuple[Fault, ...]) -> PassCosts:
         if not met:
             return self.healthy(place.job)
-        return PassCosts(place.job, self.machine.unfaulted.with_faults(met), copies=place.number + 1)
+        return costs_of(place.job, self.machine.unfaulted.with_faults(met), copies=place.number + 1)
 
     def _place(self, replica: int) -> ReplicaGpus:
         prompting = self.pools[0].replicas if len(self.pools) > 1 else 0

@@ -247,6 +247,10 @@ POLICIES: Mapping[str, Policy] = {
 }
 
 
+WHOLE_PROMPTS = POLICIES["trtllm_max_utilization"]
+"""The policy of models that attend to both sides, whose prompts are not cut."""
+
+
 def policy_of(name: str) -> Policy:
     """Return a policy by the name that a job file states, also one of another distribution."""
     return POLICIES.get(name) or find(GROUP, name, Policy)

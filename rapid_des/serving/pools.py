@@ -12,8 +12,9 @@ from msgspec import Struct, structs
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
+from rapid_des.frontend.inference import ServingPass, batches, pass_lists
 from rapid_des.frontend.loading import with_spec
-from rapid_des.frontend.operations import RequestGroup
+from rapid_des.frontend.operations import Operation, RequestGroup
 from rapid_des.frontend.parts import stage_sections
 from rapid_des.units import Duration, ceil_divide
 from rapid_des.values import replace
@@ -65,6 +66,17 @@ def without_host(job: Job) -> Job:
     none = Duration(0)
     idle = structs.replace(host, kernel=none, collective=none, graph=None, step=None, request=None)
     return replace(job, spec=structs.replace(job.spec, host=idle))
+
+
+def all_lists(job: Job, current: ServingPass) -> list[tuple[int, tuple[Operation, ...]]]:
+    """Return the operator lists of a pass on one rank of each stage, each with how often it runs."""
+    whole, *parts = (pass_lists(job, each) for each in (current, *batches(job, current)))
+    counts = [item for stage in range(job.stages) for item in stage_sections(job, stage).items()]
+    return [
+        (count, lists[section])
+        for section, count in counts
+        for lists in (parts if section.name == "block" else (whole,))
+    ]
 
 
 class Pool(Struct, frozen=True, dict=True):

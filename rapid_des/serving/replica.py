@@ -243,7 +243,9 @@ class Replica(ReplicaState):
     def _batch(self, selection: Selection) -> Batch:
         """Return the batch to price."""
         chunks = tuple(
-            RequestGroup(1, tokens, request.computed, samples=tokens == request.missing)
+            RequestGroup(
+                1, tokens, request.computed, samples=int(self.engine.samples and tokens == request.missing)
+            )
             for request, tokens in selection.chunks
         )
         decodes = len(self._group) if selection.decodes else 0

@@ -288,3 +288,16 @@ class Turns(Struct):
             return self._waiting[session].popleft()
         self._busy.discard(session)
         return None
+
+
+def earlier_alike(kinds: Int64s, count: int) -> Int64s:
+    """Return the number of earlier requests of the same class.
+
+    >>> earlier_alike(np.array([0, 1, 0, 0, 1]), 2).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    turns = np.zeros(len(kinds), np.int64)
+    for kind in range(count):
+        mine = kinds == kind
+        turns[mine] = np.arange(mine.sum())
+    return turns

@@ -81,6 +81,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """Device name; its measured servers give the intervals of means."""
     drafts: bool = False
     """Whether decode steps check drafted tokens."""
+    prompts_alone: bool = False
+    """Whether requests are answered by their prompts, and make no tokens."""
     prefix_cache: PrefixHits | None = None
     """What requests found in caches of prefixes; None: there are none."""
     hashed: bool = False
@@ -116,6 +118,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             drafts=fleet.engine.drafts is not None,
             lost=tuple(request.arrival for request in fleet.lost),
             shed=tuple(request.arrival for request in fleet.shed),
+            prompts_alone=not fleet.engine.samples,
             classes=fleet.classes if fleet.workload.has_kinds else (),
             unanswered=[
                 Unanswered(
@@ -135,6 +138,11 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
 
     def __len__(self) -> int:
         return len(self.requests["number"])
+
+    @property
+    def tokens(self) -> Int64s:
+        """The tokens that count for each request: those that it made, or those of its prompt alone."""
+        return self.requests["prompt" if self.prompts_alone else "output"]
 
     @cached_property
     def ttft(self) -> Int64s:
@@ -270,6 +278,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "tokens_a_step": self.tokens_a_step,
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
+            "task": "embed" if self.prompts_alone else "generate",
             "lost": len(self.lost),
             "shed": len(self.shed),
             "tasks": task_times(self.requests),

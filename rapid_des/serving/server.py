@@ -268,6 +268,11 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
             key="serving.arrivals",
         )
     usual = {"prompt": job.inference.prompt_length, "output": job.inference.output_length}
+    if spec.task == "embed":
+        if texts["output"]:
+            problem = "requests are answered by their prompts alone (serving.task: embed); state no lengths"
+            raise ConfigError(problem, file="--output")
+        stated["output"] = "1"  # the vector or the score
     lengths = [
         parse_lengths(str(stated[name] or usual[name] or ""), f"--{name}") for name in ("prompt", "output")
     ]
@@ -276,17 +281,16 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     most = job.model.spec.max_positions
     think, kinds = int(spec.session_think or 0), kinds_of(spec.classes)
     agents = None if spec.agents is None else _agents(spec.agents)
-    marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds, agents)
+    documents = None if spec.documents is None else parse_lengths(str(spec.documents), "serving.documents")
+    marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds, agents, documents)
     drawn = draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
     return drawn if spec.images is None else with_images(drawn, spec.images, seed)
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
-    if not job.model.generates:
-        problem = (
-            f"{job.model.name} is an encoder, which `run` predicts in batches; servers make tokens one by one"
-        )
+    if not job.model.generates and (job.spec.serving or ServingSpec()).task != "embed":
+        problem = f"{job.model.name} is an encoder, which makes no tokens one by one: serving.task: embed"
         raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"

@@ -20,10 +20,10 @@ from numpy.random import Generator, default_rng
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
-from rapid_des.serving.agents import Agents, Precedence
+from rapid_des.serving.agents import Agents, Precedence, tasks_of
 from rapid_des.serving.contents import HashedBlocks
 from rapid_des.serving.hashed_traces import is_hashed, read_hashed
-from rapid_des.serving.requests import NEVER, Request, with_history
+from rapid_des.serving.requests import NEVER, Request, earlier_alike, with_history
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
 from rapid_des.values import replace
@@ -349,6 +349,8 @@ class Marks(Struct, frozen=True):
     """The classes of requests; empty: all are alike."""
     agents: Agents | None = None
     """The tasks that come; None: requests come one by one."""
+    documents: Lengths | None = None
+    """Number of prompts that come together, as one task; None: each comes alone."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
         """Return the columns."""
@@ -391,7 +393,7 @@ class Marks(Struct, frozen=True):
             problem = f"class {last}; the job states {len(self.kinds)}, from 0 on"
             raise ConfigError(problem, file=file, key="class")
         if self.kinds:
-            columns["turn"] = _counted(columns["kind"], len(self.kinds))
+            columns["turn"] = earlier_alike(columns["kind"], len(self.kinds))
         if not any(kind.priority for kind in self.kinds):
             return columns
         priorities = np.array([kind.priority for kind in self.kinds], np.int64)
@@ -404,8 +406,9 @@ def draw(
     """Return this many requests; a trace has its own lengths, and limits their number."""
     marks = marks or Marks()
     drawn = marks.drawn(count, seed)
-    if marks.agents is not None and not isinstance(arrivals, Open):
-        problem = "tasks of agents come at a rate: poisson, gamma, constant or diurnal"
+    together = "tasks of agents" if marks.agents is not None else "documents" if marks.documents else ""
+    if together and not isinstance(arrivals, Open):
+        problem = f"{together} come at a rate: poisson, gamma, constant or diurnal"
         raise ConfigError(problem, file="--arrivals")
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
@@ -428,6 +431,10 @@ def draw(
         )
     if "session" in drawn:
         prompt, drawn["session"] = with_history(prompt, output, drawn["session"], marks.most)
+    if marks.documents is not None and isinstance(arrivals, Open):
+        task = tasks_of(marks.documents, count, seed)
+        times = arrivals.times(int(task[-1]) + 1, default_rng([seed, 0]))
+        return Workload(prompt, output, times[task], marks=drawn | {"task": task}, seed=seed)
     work = Workload(prompt, output, None, marks=drawn, session_think=marks.think, seed=seed)
     if isinstance(arrivals, Clients):
         return replace(work, clients=arrivals.count, think=int(arrivals.think or 0))
@@ -455,19 +462,6 @@ def _arrivals_of(trace: Trace, arrival: Floats, count: int) -> tuple[Int64s, Int
     """Return the first requests by arrival, and their times."""
     order = np.argsort(arrival, kind="stable")[:count]
     return order, _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
-
-
-def _counted(kinds: Int64s, count: int) -> Int64s:
-    """Return the number of earlier requests of the same class.
-
-    >>> _counted(np.array([0, 1, 0, 0, 1]), 2).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    turns = np.zeros(len(kinds), np.int64)
-    for kind in range(count):
-        mine = kinds == kind
-        turns[mine] = np.arange(mine.sum())
-    return turns
 
 
 def _summed(between: Floats) -> Int64s:

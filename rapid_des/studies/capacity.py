@@ -102,10 +102,10 @@ class Layout:
 
     @property
     def output_tokens_per_gpu(self) -> float:
-        """Tokens a second that each GPU generates at the capacity."""
+        """Tokens a second that each GPU makes at the capacity; of prompts alone, those that it reads."""
         if self.at is None:
             return 0.0
-        return self.rate * float(self.at.requests["output"].mean()) / self.gpus
+        return self.rate * float(self.at.tokens.mean()) / self.gpus
 
     def cost_per_million_tokens(self, price: float) -> float | None:
         """Return what a million generated tokens cost at the capacity; `price` of a GPU and hour."""
@@ -121,7 +121,7 @@ class Layout:
         gpus, ends = replicas * self.gpus, [fewest * self.gpus, ceil(load / low) * self.gpus if low else None]
         fleet: dict[str, Any] = {"replicas": replicas, "gpus": gpus, "gpus_interval": ends}
         if price is not None and self.at is not None:
-            tokens = load * float(self.at.requests["output"].mean()) * 3600
+            tokens = load * float(self.at.tokens.mean()) * 3600
             fleet["cost_per_hour"] = gpus * price
             fleet["cost_per_million_tokens"] = gpus * price / tokens * 1e6
             fleet["cost_per_million_tokens_interval"] = [end and end * price / tokens * 1e6 for end in ends]

@@ -1,4 +1,4 @@
-"""The report of capacities, and the front of speed for users against throughput of a GPU."""
+"""The report of capacities."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ from typing import Any
 from rapid_des.report.tables import Part, Table, columns, counted
 from rapid_des.studies.attainment import LONG
 from rapid_des.studies.capacity import Fleets, Layout, ServerLoad
-from rapid_des.studies.load_curve import LoadPoint
-
-
-def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """Return the points that no other beats in both figures, by rising tokens a user.
-
-    >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
-    >>> [point.concurrency for point in front(points)]
-    [2, 1]
-    """
-    best, front_points = 0.0, list[LoadPoint]()
-    for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
-        if point.tokens_per_gpu > best:
-            best = point.tokens_per_gpu
-            front_points.append(point)
-    return tuple(reversed(front_points))
 
 
 def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec import Struct
 
@@ -49,3 +51,18 @@ def curve(
         per_gpu = result.throughput["output_tokens_per_s"] / job.gpus
         points.append(LoadPoint(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
     return tuple(points)
+
+
+def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
+    """Return the points that no other beats in both figures, by rising tokens a user.
+
+    >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
+    >>> [point.concurrency for point in front(points)]
+    [2, 1]
+    """
+    best, front_points = 0.0, list[LoadPoint]()
+    for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
+        if point.tokens_per_gpu > best:
+            best = point.tokens_per_gpu
+            front_points.append(point)
+    return tuple(reversed(front_points))

@@ -10,9 +10,10 @@ from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
-from rapid_des.frontend.inference import ServingPass, cut, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import ServingPass, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
 from rapid_des.frontend.operations import RequestGroup
+from rapid_des.frontend.two_batches import cut
 from rapid_des.values import replace
 
 

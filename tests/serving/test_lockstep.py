@@ -10,6 +10,7 @@ from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
+from rapid_des.serving.half_batches import costs_of
 from rapid_des.serving.outages import events, parse_outage
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
@@ -115,3 +116,22 @@ def test_a_server_of_such_replicas_conserves_its_requests():
     result = serve(job, load_machine("dgx_h100"), arrivals="poisson rate=50/s", requests=60, prompt="500",
                    output="uniform low=2 high=40")  # fmt: skip
     assert len(result) == 60 and result.gpus == 4
+
+
+DEEPEP = {"routing.dispatcher": "deepep", "model.layers": 12}
+UNLIKE = {
+    # prompts that DeepEP's normal kernels carry are sorted by expert, steps that decode are not
+    "deepep": (DEEPEP, "hierarchical"),
+    # prompts expand the latent, steps that decode absorb: a mix does both
+    "latent attention": ({"model": "deepseek_v2_lite"}, "hierarchical"),
+    "half-batches": (DEEPEP | {"inference.two_batches": {"prefill": 2, "decode": 2}}, "flattened"),
+}
+
+
+@pytest.mark.parametrize(("settings", "mode"), UNLIKE.values(), ids=UNLIKE)
+def test_prompts_that_are_computed_otherwise_than_answers_cost_what_static_passes_do(settings, mode):
+    own = costs_of(load_job(JOB, settings=settings), load_machine("dgx_h100"), BoundedCache())
+    for batch in BATCHES:
+        run = simulate(one_pass(own._job, batch.groups()), own._machine, mode=mode)
+        # 1.75 % where GPU and host wait for each other in turn
+        assert own.together([batch] * 4) == own.time(batch) == pytest.approx(int(run.step_time), rel=0.02)

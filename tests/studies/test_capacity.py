@@ -25,8 +25,8 @@ from rapid_des.studies.capacity import (
     fleets,
     with_splits,
 )
-from rapid_des.studies.capacity_report import capacity_report, front
-from rapid_des.studies.load_curve import LoadPoint, curve
+from rapid_des.studies.capacity_report import capacity_report
+from rapid_des.studies.load_curve import LoadPoint, curve, front
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 from tests.cli.shell import call, refused

@@ -150,12 +150,15 @@ class LatentAttention(Struct, frozen=True):
         self._rotate(operations, shard)
 
     def _core(self, operations: OperatorList, shard: Shard, name: str) -> None:
-        """Append the core of equal sequences: over the latent where they decode."""
+        """Append the core of equal sequences: over the latent where they decode.
+
+        While serving all of it goes by whose tokens these are, and not by how many pass in all.
+        """
+        start = len(operations.entries)
         if self.indexer or (shard.decodes and shard.absorbs):
             self._absorbed(operations, shard, name)
-            return
-        start = len(operations.entries)
-        self._expanded(operations, shard, name)
+        else:
+            self._expanded(operations, shard, name)
         if shard.serving:
             made = operations.entries[start:]
             operations.entries[start:] = [replace(each, sees_cache=True) for each in made]

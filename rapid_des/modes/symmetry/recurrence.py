@@ -32,7 +32,9 @@ from rapid_des.program.timetable import FOREVER
 from rapid_des.values import fields, replace
 
 KEPT = 14
-"""The number of periods of each range that are simulated."""
+"""The number of periods of each range that are simulated at most."""
+FEW = 8
+"""The number that is tried first: layers without sums of gradients recur from the second or third on."""
 _LEAST = 8
 """The least number of periods that a range must leave out."""
 _WATCHED, _NOTED = 3, 5

@@ -1,0 +1,70 @@
+"""Requests that are answered by their prompts alone: what they cost, who comes together, what is refused."""
+
+import numpy as np
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
+from rapid_des.frontend.inference import one_pass
+from rapid_des.frontend.operations import RequestGroup
+from rapid_des.machine import load_machine
+from rapid_des.report.tables import text
+from rapid_des.serving.server import serve
+from rapid_des.simulation import simulate
+
+MODEL = {"hidden": 512, "layers": 2, "attention": {"heads": 8, "causal": False},
+         "feed_forward": {"activation": "gelu", "hidden": 2048}, "norm": "layer_norm", "position": "learned",
+         "vocabulary": 1024, "max_positions": 512, "tied_embeddings": True}  # fmt: skip
+ENCODER = {"model": MODEL, "phase": "inference", "software": "vllm-0.12",
+           "inference": {"batch": 1, "prompt_length": 512, "output_length": 1},
+           "serving": {"task": "embed"}, "host": None}  # fmt: skip
+CAUSAL = {"model.attention.causal": True, "model.max_positions": 4096}
+MACHINE = load_machine("dgx_h100")
+
+
+def served(settings=(), arrivals="constant rate=1/s", requests=4, prompt="512", output=None):
+    job = load_job(ENCODER, settings=dict(settings))
+    return serve(job, MACHINE, arrivals=arrivals, requests=requests, prompt=prompt, output=output)
+
+
+def test_a_request_alone_takes_a_pass_without_a_head():
+    job = load_job(ENCODER, settings=CAUSAL)
+    alone = simulate(one_pass(job, (RequestGroup(1, 512, samples=0),)), MACHINE)
+    with_head = simulate(one_pass(job, (RequestGroup(1, 512),)), MACHINE)
+    found = served(CAUSAL)
+    assert alone.step_time < with_head.step_time
+    assert found.prefill.tolist() == pytest.approx([int(alone.step_time)] * 4, rel=0.01)
+    assert found.e2e.tolist() == found.ttft.tolist()
+
+
+def test_prompts_fill_all_positions_of_an_encoder_and_are_never_cut():
+    found = served({"serving.max_batched_tokens": 1100}, arrivals="clients count=5", requests=25)
+    assert len(found) == 25
+    # two of 512 fit into an iteration of 1,100 tokens; the rest of it stays empty
+    assert max(int(load["prompt_tokens"].max()) for load in found.loads) == 1024
+
+
+def test_documents_of_a_query_come_together_and_their_task_ends_with_the_last():
+    found = served({"serving.documents": 3}, arrivals="poisson rate=1/s", requests=30, prompt="100")
+    arrivals = np.sort(found.requests["arrival"]).reshape(10, 3)
+    assert (arrivals == arrivals[:, :1]).all()
+    tasks = found.as_json()["tasks"]
+    assert tasks["requests_a_task"] == 3
+    assert tasks["time_s"]["mean"] >= found.as_json()["e2e_s"]["mean"]
+    assert "tokens/s in" in "\n".join(text(found.report()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "says"),
+    [
+        ({}, {"output": "5"}, "answered by their prompts"),
+        ({"serving.sessions": 3}, {}, "sessions: requests of `task: embed`"),
+        ({"serving.task": "generate"}, {}, "serving.task: embed"),
+        ({"serving.task": "generate", "serving.documents": 3}, {}, "documents: pairs are scored"),
+        ({"serving.documents": 3}, {"arrivals": "clients count=2"}, "documents come at a rate"),
+        ({"serving.max_batched_tokens": 500}, {}, "takes prompts whole"),
+    ],
+)
+def test_what_is_of_generated_tokens_is_refused(settings, asked, says):
+    with pytest.raises(ConfigError, match=says):
+        served(settings, **asked)
