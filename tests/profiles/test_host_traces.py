@@ -40,7 +40,7 @@ def test_products_take_the_shapes_of_the_host_trace(tmp_path, new):
 
 
 def test_traces_of_other_runs_are_refused(tmp_path):
-    with pytest.raises(TraceError, match="has 2 aten::mm, no multiple of the 3 of the host trace"):
+    with pytest.raises(TraceError, match="has 2 aten::mm, which is no multiple of the host trace's 3"):
         read_run([host(tmp_path, 3), profile(tmp_path)])
     with pytest.raises(TraceError, match="name the profile of the same rank behind it"):
         read_run([host(tmp_path)])

@@ -98,7 +98,7 @@ def test_a_missing_rank_has_the_profile_of_its_role():
 @pytest.mark.parametrize(
     ("wanted", "name", "said"),
     [((8, 16), "allreduce", "no outermost group has 8 ranks; there are [2]"),
-     ((2, 3), "allreduce", "a multiple of 2"),
+     ((2, 3), "allreduce", "no multiple of 2"),
      ((2, 8), "all_to_all", "does not follow from their number")],
 )  # fmt: skip
 def test_what_can_not_be_derived_is_refused_by_name(tmp_path, wanted, name, said):

@@ -62,7 +62,7 @@ def test_plan_takes_a_model(config):
 
 def test_plan_says_what_is_missing_or_too_much():
     model = refused(call("plan", "gpt2", "--on", "dgx_a100"))
-    assert "`rapid-des plan gpt2 --on MACHINE --tokens-per-batch 4M`" in model
+    assert "say how many tokens a training step has, as in --tokens-per-batch 4M" in model
     job = refused(call("plan", "llama2_7b_train", "--on", "dgx_a100", "--sequence", "512"))
     assert "--sequence: llama2_7b_train is not a model; a job states its batch itself" in job
     batch = refused(call("plan", "gpt2", "--on", "dgx_a100", "--tokens-per-batch", "1000"))
