@@ -42,8 +42,9 @@ def job_of(reference: str, tokens: str | None, sequence: str | None) -> str | Do
     >>> job_of("llama2_7b_train", None, None)
     'llama2_7b_train'
     """
-    if not names_model(reference):
-        if tokens is not None or sequence is not None:
+    is_there = _is_there(reference)
+    if not names_model(reference) and (is_there or tokens is None):
+        if is_there and (tokens is not None or sequence is not None):
             option = "--tokens-per-batch" if tokens is not None else "--sequence"
             raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
         return reference
@@ -52,6 +53,11 @@ def job_of(reference: str, tokens: str | None, sequence: str | None) -> str | Do
         raise ConfigError(f"{reference} {problem}")
     length = None if sequence is None else parse_tokens(sequence, "--sequence")
     return training_document(reference, parse_tokens(tokens), length)
+
+
+def _is_there(reference: str) -> bool:
+    """Return whether a reference is a file or names a job; of others, with tokens, a model is meant."""
+    return expanded(reference).is_file() or Path(reference).name.removesuffix(".yaml") in preset_names("job")
 
 
 def training_job(
