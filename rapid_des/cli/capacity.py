@@ -92,7 +92,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
-        if (path or options["report"]) and not plans.interrupted:
+        # curves are of tokens that come one by one
+        generates = wanted.spec.serving is None or wanted.spec.serving.task == "generate"
+        if (path or options["report"]) and generates and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
             for layout in chosen:

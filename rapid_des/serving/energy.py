@@ -106,7 +106,7 @@ def served_energy(
         links += sum(float(beside.of(load).sum()) for load in mine) / sharing(pool.job)
     assert idle is not None
     gpu_seconds = result.gpu_seconds
-    output = int(result.requests["output"].sum())
+    output = int(result.tokens.sum())
     network = idle_network(machine, gpu_seconds, links)
     return ServedEnergy(total, idle.watts * gpu_seconds, output, max(gpu_seconds, 1e-12), network)
 

@@ -102,8 +102,8 @@ def training_document(reference: str, tokens: int, sequence: int | None = None) 
 def serving_document(reference: str, machine: Machine) -> Document:
     """Return a job that serves a model on a machine with vLLM, as a job file has it.
 
-    A replica has the fewest GPUs of a node (a power of two) of which the weights in bf16 fill at most half;
-    replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
+    A replica has the fewest GPUs of one node (a power of two) whose memory bf16 weights fill at most half, or
+    all of them; replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
 
     >>> from rapid_des.machine import load_machine
     >>> serving_document("llama3_1_70b", load_machine("dgx_h100")).tree["parallelism"]
@@ -115,6 +115,9 @@ def serving_document(reference: str, machine: Machine) -> Document:
     node = machine.spec.gpus_per_node or gpus
     while weights > half * tp and node % (2 * tp) == 0:
         tp *= 2
+    if weights > 2 * half * tp:
+        problem = f"{reference} has {weights / 2**30:,.0f} GiB of weights in bf16, {tp} GPUs of a node"
+        raise ConfigError(f"{problem} {2 * half * tp / 2**30:,.0f} GiB; state a job with pp")
     tree = {
         "model": source,
         "phase": "inference",

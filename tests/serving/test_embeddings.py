@@ -54,11 +54,20 @@ def test_documents_of_a_query_come_together_and_their_task_ends_with_the_last():
     assert "tokens/s in" in "\n".join(text(found.report()))
 
 
+def test_lengths_of_answers_in_a_trace_do_not_count(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,50\n0.1,200,70\n", encoding="utf-8")
+    found = served(arrivals=f"trace file={trace}")
+    assert found.requests["output"].tolist() == [1, 1]
+    assert found.tokens.sum() == 300
+
+
 @pytest.mark.parametrize(
     ("settings", "asked", "says"),
     [
         ({}, {"output": "5"}, "answered by their prompts"),
         ({"serving.sessions": 3}, {}, "sessions: requests of `task: embed`"),
+        ({"serving.classes": [{"name": "a", "output": "5"}]}, {}, "classes: requests of `task: embed`"),
         ({"serving.task": "generate"}, {}, "serving.task: embed"),
         ({"serving.task": "generate", "serving.documents": 3}, {}, "documents: pairs are scored"),
         ({"serving.documents": 3}, {"arrivals": "clients count=2"}, "documents come at a rate"),
