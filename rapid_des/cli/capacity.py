@@ -106,12 +106,11 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"wrote {path}"] if points and path else []
+    drawn = [f"wrote {path}"] if path and not plans.interrupted else []
     parts = list(capacity_report(plans, demand, title))
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
-    write_study_page(
-        options["report"], title, parts, plain, capacity_page(plain), plot=path if points else None
-    )
+    plot = None if plans.interrupted else path
+    write_study_page(options["report"], title, parts, plain, capacity_page(plain), plot=plot)
 
 
 def _rate(text: str) -> float:

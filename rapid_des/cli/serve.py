@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -107,7 +108,12 @@ def given_server(reference: str, machine: str) -> str | Document:
 @click.option("--energy", is_flag=True, help="Add the energy by part: GPUs, network and hosts.")
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
-@click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
+@click.option(
+    "--plot",
+    metavar="OUT.png",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw latencies, and the load over time.",
+)
 @click.option("--timeline", metavar="OUT.json[.gz]", help="Write a track a request for ui.perfetto.dev.")
 @report_option
 @force_option
