@@ -69,7 +69,7 @@ def timed(words: str, folder: Path) -> Timed:
     )
     os.close(theirs)
     silent = 0.0
-    while time.monotonic() - begun < LIMIT_S and _reads(ours):
+    while time.monotonic() - begun < LIMIT_S and _reads(ours, begun + LIMIT_S - time.monotonic()):
         silent, said = max(silent, time.monotonic() - said), time.monotonic()
     if process.poll() is None:
         process.terminate()
@@ -80,9 +80,9 @@ def timed(words: str, folder: Path) -> Timed:
     return Timed(words, now - begun, processor, max(silent, now - said), code)
 
 
-def _reads(terminal: int) -> bool:
-    """Wait for output and return whether there was some before the other side closed the terminal."""
-    ready, _, _ = select.select([terminal], [], [], LIMIT_S)
+def _reads(terminal: int, patience_s: float) -> bool:
+    """Wait so long for output; return whether there was some before the other side closed the terminal."""
+    ready, _, _ = select.select([terminal], [], [], max(0.0, patience_s))
     try:
         return bool(ready) and bool(os.read(terminal, 2**16))
     except OSError:  # what Linux says when nobody holds the other side any more

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from rapid_des.cli.main import cli
+from rapid_des.version import __version__
 from tests.cli.shell import call
 from validation.refresh_docs import write_files
 
@@ -111,6 +112,12 @@ def test_files_that_are_named_are_there(path):
 
 def test_the_readme_is_short():
     assert len(TEXTS[ROOT / "README.md"].splitlines()) <= 180
+
+
+def test_the_version_is_stated_alike():
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest[1] == cited[1] == __version__
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -92,7 +92,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
-        if (path or options["report"]) and not plans.interrupted:
+        # curves are of tokens that come one by one
+        generates = wanted.spec.serving is None or wanted.spec.serving.task == "generate"
+        if (path or options["report"]) and generates and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
             for layout in chosen:
@@ -104,12 +106,11 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"wrote {path}"] if points and path else []
+    drawn = [f"wrote {path}"] if path and not plans.interrupted else []
     parts = list(capacity_report(plans, demand, title))
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
-    write_study_page(
-        options["report"], title, parts, plain, capacity_page(plain), plot=path if points else None
-    )
+    plot = None if plans.interrupted else path
+    write_study_page(options["report"], title, parts, plain, capacity_page(plain), plot=plot)
 
 
 def _rate(text: str) -> float:

@@ -128,7 +128,9 @@ def _prepare(command: click.Command) -> None:
     """Keep examples in help pages as lines that can be pasted, and say numbers in plain words."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(
-        f"\b\n{text}" if text.lstrip().startswith("rapid-des ") else text for text in paragraphs
+        # an example that a docstring continues on a further line is one line
+        "\b\n" + re.sub(r"(?<=\S) {2,}", " ", text) if text.lstrip().startswith("rapid-des ") else text
+        for text in paragraphs
     )
     for option in command.params:
         if option.metavar is None and isinstance(option, click.Option) and option.type.name in _NUMBERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -33,7 +34,7 @@ from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.model_jobs import names_model, serving_document
-from rapid_des.units import seconds
+from rapid_des.units import EventRate, seconds
 
 _OF_ALL = ("rows", "plot", "timeline", "report", "energy", "outages")
 """Options of a run in which every request is served."""
@@ -49,6 +50,10 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
     if options.get("rate") is not None:
         if options["arrivals"] is not None:
             raise InputError("--rate and --arrivals both say when requests come: state one")
+        try:
+            EventRate.parse(options["rate"])
+        except ValueError as error:
+            raise InputError(f"--rate: {error}") from None
         options = {**options, "arrivals": f"poisson rate={options['rate']}"}
     named, names = WORKLOADS.get(options["workload"]), ("arrivals", "prompt", "output")
     return {name: options.get(name) or getattr(named, name, None) for name in names}
@@ -61,9 +66,9 @@ def given_server(reference: str, machine: str) -> str | Document:
     document = serving_document(reference, load_machine(machine))
     split, lengths = document.tree["parallelism"], document.tree["inference"]
     announce(
-        f"{reference} is a model: served by vLLM with tp {split['tp']} on {split['dp']} replicas (--set "
-        f"parallelism.tp=… parallelism.dp=…), prompts of {lengths['prompt_length']:,} and answers of "
-        f"{lengths['output_length']} tokens (--prompt, --output)"
+        f"{reference} is a model: served by vLLM, unless options say otherwise with tp {split['tp']} on "
+        f"{split['dp']} replicas (--set parallelism.tp=… --set parallelism.dp=…), prompts of "
+        f"{lengths['prompt_length']:,} and answers of {lengths['output_length']} tokens (--prompt, --output)"
     )
     return document
 
@@ -103,7 +108,12 @@ def given_server(reference: str, machine: str) -> str | Document:
 @click.option("--energy", is_flag=True, help="Add the energy by part: GPUs, network and hosts.")
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
-@click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
+@click.option(
+    "--plot",
+    metavar="OUT.png",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw latencies, and the load over time.",
+)
 @click.option("--timeline", metavar="OUT.json[.gz]", help="Write a track a request for ui.perfetto.dev.")
 @report_option
 @force_option
@@ -135,7 +145,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         return
     with progress(title) as bar:
         result = run_server(wanted, loaded, watch=bar, **asked)
-    _write(result, title, options)
+    _write(result, options)
     plain = result.as_json(slo)
     if options["energy"]:
         spent = served_energy(result, wanted, loaded)
@@ -144,18 +154,17 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     besides = [(beside.job, beside.machine) for beside in besides_of(wanted)]
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded), *besides])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
-    write_study_page(options["report"], title, parts, plain, served_page(result, limits, plain))
+    charts = served_page(result, limits, plain)
+    write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
 
 
-def _write(result: ServeResult, title: str, options: Mapping[str, Any]) -> None:
+def _write(result: ServeResult, options: Mapping[str, Any]) -> None:
     """Write the files that were asked for."""
     if result.interrupted:
         announce("interrupted: what is answered follows")
     for name, write in (("rows", result.write_requests), ("timeline", result.write_timeline)):
         if options[name] is not None:
             write(options[name])
-    if options["plot"] is not None:
-        result.plot(options["plot"], title=title)
 
 
 def _sampled(

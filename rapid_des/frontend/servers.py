@@ -361,3 +361,5 @@ class ServingSpec(Spec, frozen=True):
         for key in ("output", "sessions", "agents", "prefill_replicas", "prefill_parallelism", "images"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key}: requests of `task: embed` are answered by their prompts alone")
+        if any(each.output is not None for each in self.classes):
+            raise ValueError("classes: requests of `task: embed` have no output; leave their lengths out")

@@ -105,6 +105,7 @@ def refusals(job: Job) -> Iterator[tuple[str, str]]:
     if job.inference.two_batches is None:
         return
     if not (job.model.has_experts and split.ep > 1 and (split.tp == 1 or split.sequence_parallel)):
-        yield key, "no tokens travel among experts to compute beside; it needs experts, ep and tp 1"
+        needs = "experts, ep above 1, and tp 1 or sequence_parallel"
+        yield key, f"no tokens travel among experts to compute beside; it needs {needs}"
     if split.cp > 1:
         yield key, f"cp {split.cp} splits the prompts already"

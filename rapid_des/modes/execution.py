@@ -190,7 +190,9 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
 
     for kept in (FEW, KEPT):
         short = shortened(program, kept=kept, worth=WORTH)
-        records = None if short is None else run_shortened(short, progress=_teller(program, choice))
+        if short is None:  # nor is it for more periods
+            return None
+        records = run_shortened(short, progress=_teller(program, choice))
         if records is not None:
             return records
     return None

@@ -181,6 +181,11 @@ class EventColumns:
             self._shorten()
         steps, rows = self._steps(), self._matched()
         whole = self._whole_steps(steps, rows.called)
+        if self._until < _MOST_NS and not whole:
+            kept = f"its first {len(rows.start):,} device events, which are kept"
+            raise TraceError(
+                f"{self.path}: no marked step is whole in {kept}; profile fewer (profiler.step())"
+            )
         events = self._device_events(self._whole(rows, steps, whole), shapes or {})
         self._check_clocks(events)
         (waits,), (orders,) = self._waits.taken(), self._orders.taken()

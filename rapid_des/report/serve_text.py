@@ -164,7 +164,8 @@ def _energy(plain: Plain) -> dict[str, str]:
     parts = ", ".join(
         f"{name.replace('_', ' ')} {part:.4g} J" for name, part in energy["joules_by_part"].items()
     )
-    each = f"{energy['joules_per_output_token']:.3g} J a token out"
+    end = "read" if plain["task"] == "embed" else "out"
+    each = f"{energy['joules_per_output_token']:.3g} J a token {end}"
     return {"energy": f"{energy['joules']:.4g} J: {parts}; {each} (modelled, for comparisons)"}
 
 

@@ -63,10 +63,10 @@ def foreseen(loads: Sequence[float], ahead: float) -> float:
 
 
 def looks_back(spec: AutoscalerSpec) -> int:
-    """Return the picoseconds in which an autoscaler forgets how many replicas there were."""
-    return int(_WINDOW if spec.stabilization is None else spec.stabilization) + int(
-        _INTERVAL if spec.interval is None else spec.interval
-    )
+    """Return the picoseconds after which the loads and sizes of before no longer count."""
+    interval = int(_INTERVAL if spec.interval is None else spec.interval)
+    trend = 0 if spec.ahead is None else _TREND * interval
+    return int(_WINDOW if spec.stabilization is None else spec.stabilization) + interval + trend
 
 
 class FleetSize(Struct):

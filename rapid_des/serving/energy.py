@@ -97,7 +97,8 @@ def served_energy(
     idle = machine.device.spec.idle_power
     for pool in pools_of(job):
         passes = _Passes(pool.alone, machine, cache)
-        if idle is None or passes.kernels((RequestGroup(1, 1, 1),)) is None:
+        # encoders hold no keys
+        if idle is None or passes.kernels((RequestGroup(1, 1, int(job.model.is_causal)),)) is None:
             return None
         # a pass of replicas that share experts is of them all
         mine = list(islice(loads, pool.replicas))
@@ -106,7 +107,7 @@ def served_energy(
         links += sum(float(beside.of(load).sum()) for load in mine) / sharing(pool.job)
     assert idle is not None
     gpu_seconds = result.gpu_seconds
-    output = int(result.requests["output"].sum())
+    output = int(result.tokens.sum())
     network = idle_network(machine, gpu_seconds, links)
     return ServedEnergy(total, idle.watts * gpu_seconds, output, max(gpu_seconds, 1e-12), network)
 
@@ -133,6 +134,8 @@ class _Passes(Struct, frozen=True):
         joules = np.zeros(len(steps))
         joules[lone] = steps[lone] * self._between(decodes[lone], decoding=True)
         joules[mixed] = self._between((decodes * self._checked + prompts)[mixed], decoding=False)
+        if not decodes.any():
+            return joules
         return joules + np.where(decodes > 0, keys - np.where(lone, decodes * steps * _LENGTHS[0], 0), 0) * (
             self._of_position()
         )

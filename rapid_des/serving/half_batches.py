@@ -57,6 +57,6 @@ class HalfBatchCosts(PassCosts):
         decodes = batch.decodes - later, later
         keys = [batch.keys * part // max(1, batch.decodes) for part in decodes]
         seen = Kernels(0, 0)
-        for part, sum_of_keys, chunks in zip(decodes, keys, (*prompts, ())[:2], strict=True):
+        for part, sum_of_keys, chunks in zip(decodes, keys, (*prompts, (), ())[:2], strict=True):
             seen = seen.then(super()._seen(Batch(part, sum_of_keys, chunks, batch.checked), decoding))
         return seen

@@ -180,9 +180,9 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
         """Where measured means of `first_token` and `per_token` are expected.
 
         Of first tokens that are mostly queue there is none: at another rate that would be another; nor where
-        tokens are drafted, which no measured server did.
+        tokens are drafted or prompts are all, which no measured server did.
         """
-        if self.drafts:
+        if self.drafts or self.prompts_alone:
             return {}
         times: dict[str, Int64s | Floats] = {}
         if self.queue.sum() < _QUEUED * self.ttft.sum():

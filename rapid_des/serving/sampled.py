@@ -1,8 +1,8 @@
 """A long day by windows: as much of it is served as is needed, and stands for the rest.
 
 The time is cut into stretches of equal length. In the middle of each a window is measured. The fleet serves
-what comes from a while before it, which fills it up, until as long after it: so nothing measured meets a
-start or a drain. The requests are those of the whole day, and each one that is measured stands for as many
+from `warmup` before a window, to fill up, until `warmup` after it: so nothing measured meets a start or a
+drain. The requests are those of the whole day, and each one that is measured stands for as many
 as came in its stretch for one in its window. What follows is an estimate: the midpoint rule over a load that
 changes, with intervals from batches of requests within windows. A change that a stretch has and its window
 does not, or a queue that lasts longer than the time before a window, is not seen.
@@ -11,8 +11,9 @@ does not, or a queue that lasts longer than the time before a window, is not see
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -27,9 +28,10 @@ from rapid_des.means import student
 from rapid_des.network.faults.specs import read_value, stated_words
 from rapid_des.serving.autoscaler import looks_back
 from rapid_des.serving.fleet import Watch
+from rapid_des.serving.pools import pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampling import SHARES
-from rapid_des.serving.server import serve_workload, workload_of
+from rapid_des.serving.server import scaled_startup, serve_workload, workload_of
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import Workload
 from rapid_des.units import PS_PER_S, Duration
@@ -37,7 +39,7 @@ from rapid_des.values import replace
 
 _BATCHES = 10
 """Batches of a window's requests, whose means say how far that of the window is off."""
-_LONG = ("sessions", "agents", "prefix_cache", "host_cache", "outages", "beside")
+_LONG = ("sessions", "agents", "prefix_cache", "host_cache", "outages", "beside", "lora")
 """Keys of `serving` whose effects last longer than a window is filled up."""
 
 
@@ -49,7 +51,7 @@ class Windows(Spec, frozen=True):
     window: Duration
     """Length of a window."""
     warmup: Duration
-    """Time that is served before a window, and behind it."""
+    """Time that is served before a window, and after it."""
 
     @classmethod
     def parse(cls, text: str) -> Windows:
@@ -62,7 +64,11 @@ class Windows(Spec, frozen=True):
         stated = {key: read_value(value) for key, value in stated_words(text, file).items()}
         found = decode(Document(Path(file), stated), cls)
         if not found.window or found.window > found.every:
-            raise ConfigError("a window has some length, at most that of `every`", file=file, key="window")
+            problem = f"{found.window}; allowed: above 0 s, at most that of `every` ({found.every})"
+            raise ConfigError(problem, file=file, key="window")
+        if int(found.window) + 2 * int(found.warmup) > int(found.every):
+            problem = f"{found.warmup} on both sides of a window is more than `every`; serve all of it"
+            raise ConfigError(problem, file=file, key="warmup")
         return found
 
 
@@ -74,16 +80,18 @@ class WindowResult(Struct, frozen=True):
     stands_for: float
     """Number of requests of its stretch for each one measured."""
     times: Mapping[str, Floats]
-    """Latencies by name: `ttft_s`, `tpot_s`, `e2e_s`."""
+    """Latencies by name: `ttft`, `tpot`, `e2e`."""
     within: Floats | None
     """1 for each request that keeps all limits, else 0; None: no limits are stated."""
     gpus: float
     """Mean number of GPUs that are up."""
+    stretch: int
+    """Length of its stretch."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data; times are seconds."""
-        count = len(self.times["ttft_s"])
-        late = {f"{name[:-2]}_p99_s": _p99(times) for name, times in self.times.items()}
+        count = len(self.times["ttft"])
+        late = {f"{name}_p99_s": _p99(times) for name, times in self.times.items()}
         return {
             "from_s": self.begin / PS_PER_S,
             "rate_per_s": count / ((self.end - self.begin) / PS_PER_S),
@@ -97,6 +105,11 @@ class WindowResult(Struct, frozen=True):
 
 def _p99(times: Floats) -> float | None:
     return float(np.quantile(times, 0.99)) / PS_PER_S if len(times) else None
+
+
+def _known(width: float) -> float | None:
+    """Return half an interval; None where windows have too few requests to say."""
+    return width if isfinite(width) else None
 
 
 class SampledDay(Struct, frozen=True):
@@ -121,13 +134,14 @@ class SampledDay(Struct, frozen=True):
         whole = sum(weight * len(part) for part, weight in counted)
         if not whole:
             return None
-        mean, error = 0.0, 0.0
+        mean, error, freedom = 0.0, 0.0, 0
         for part, weight in counted:
             share = weight * len(part) / whole
             mean += share * float(part.mean())
             batches = [float(batch.mean()) for batch in np.array_split(part, _BATCHES) if len(batch)]
+            freedom += len(batches) - 1
             error += (share**2) * float(np.var(batches, ddof=1)) / len(batches) if len(batches) > 1 else 0.0
-        return mean, student((_BATCHES - 1) * len(counted)) * error**0.5
+        return mean, student(freedom) * error**0.5 if freedom else float("inf")
 
     def _spread(self, name: str) -> dict[str, float | None]:
         found = self._mean(name)
@@ -141,9 +155,14 @@ class SampledDay(Struct, frozen=True):
         quantiles = times[order][np.minimum(places, len(times) - 1)] / PS_PER_S
         return {"mean": found[0] / PS_PER_S, **dict(zip(SHARES, map(float, quantiles), strict=True))}
 
+    def _gpus(self) -> float:
+        """Return the mean number of GPUs that are up, by the lengths of stretches."""
+        lengths = [each.stretch for each in self.windows]
+        return float(np.average([each.gpus for each in self.windows], weights=lengths))
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data; times are seconds."""
-        kept, names = self._mean("within"), ("ttft_s", "tpot_s", "e2e_s")
+        kept, names = self._mean("within"), ("ttft", "tpot", "e2e")
         means = {name: self._mean(name) for name in names}
         seconds = max(self.elapsed, 1) / PS_PER_S
         return {
@@ -151,15 +170,16 @@ class SampledDay(Struct, frozen=True):
             "gpus": self.gpus,
             "requests": self.requests,
             "simulated": self.served,
-            "measured": sum(len(each.times["ttft_s"]) for each in self.windows),
+            "measured": sum(len(each.times["ttft"]) for each in self.windows),
             "interrupted": self.interrupted,
             "elapsed_s": seconds,
             "requests_per_s": self.requests / seconds,
-            **{name: self._spread(name) for name in names},
-            "ci95": {name: None if found is None else found[1] / PS_PER_S for name, found in means.items()},
+            **{f"{name}_s": self._spread(name) for name in names},
+            "ci95": {f"{name}_s": None if found is None else _known(found[1] / PS_PER_S)
+                     for name, found in means.items()},
             "goodput": None if self.slo is None or kept is None else
-                       {"slo": self.slo.text, "attained": kept[0], "ci95": kept[1]},
-            "gpu_s": float(np.mean([each.gpus for each in self.windows])) * seconds if self.windows else None,
+                       {"slo": self.slo.text, "attained": kept[0], "ci95": _known(kept[1])},
+            "gpu_s": self._gpus() * seconds if self.windows else None,
             "windows": [each.as_json() for each in self.windows],
         }  # fmt: skip
 
@@ -182,31 +202,28 @@ def serve_sampled(  # noqa: PLR0913 - what a server is asked, by name
     `ConfigError` for a service with a memory that a window does not fill up: sessions, caches of prefixes,
     outages, or an autoscaler that looks back longer than the time before a window.
     """
-    _check(job, windows)
+    cache, found, served, interrupted = BoundedCache(), list[WindowResult](), 0, False
+    _check(job, machine, windows, cache)
     texts = {"arrivals": arrivals, "prompt": prompt, "output": output}
     day = workload_of(job, texts, requests=requests, seed=seed)
-    if day.arrival is None or day.has_kinds or "task" in day.marks:
-        problem = "windows are of requests of one class that come by themselves: at a rate, or by a trace"
+    if day.arrival is None or day.has_kinds or {"task", "session"} & day.marks.keys():
+        problem = "windows are of requests of one class that come each by itself: at a rate, or by a trace"
         raise ConfigError(problem, file="--sample")
-    cache, found, served, interrupted = BoundedCache(), list[WindowResult](), 0, False
     places, gpus = list(_places(day, windows)), 0
-    for number, (begin, end, weight) in enumerate(places):
-        chosen = slice(
-            *np.searchsorted(day.arrival, (begin - int(windows.warmup), end + int(windows.warmup)))
-        )
-        part = _part(day, chosen)
+    for number, place in enumerate(places):
+        start = max(0, place.begin - int(windows.warmup))
+        part = _part(day, start, place.end + int(windows.warmup))
         result = serve_workload(job, machine, part, cache=cache)
         served, gpus, interrupted = served + len(result), result.gpus, result.interrupted
         if interrupted:
             break
-        first = int(day.arrival[chosen.start])
-        found.append(_measured(result, begin - first, end - first, weight, slo, at=begin))
+        found.append(_measured(result, place, start, slo))
         watch(number + 1, len(places))
     elapsed = int(day.arrival[-1])
     return SampledDay(job.name, gpus, len(day), served, elapsed, tuple(found), slo, interrupted)
 
 
-def _check(job: Job, windows: Windows) -> None:
+def _check(job: Job, machine: Machine, windows: Windows, cache: BoundedCache) -> None:
     spec = job.spec.serving
     if spec is None:
         return
@@ -214,17 +231,39 @@ def _check(job: Job, windows: Windows) -> None:
         if getattr(spec, key):
             problem = "lasts longer than a window of --sample is filled up; serve the whole time"
             raise ConfigError(problem, file=job.file, key=f"serving.{key}")
+    if spec.order == "fair":
+        problem = "fair counts what each user ever got, which no window knows; allowed: fcfs, priority"
+        raise ConfigError(problem, file=job.file, key="serving.order")
+    if spec.max_queued is not None:
+        problem = "requests that are turned away are in no window of --sample; serve the whole time"
+        raise ConfigError(problem, file=job.file, key="serving.max_queued")
     if spec.autoscaler is not None:
-        least = looks_back(spec.autoscaler)
+        least = looks_back(spec.autoscaler) + scaled_startup(spec, pools_of(job), machine, cache)
         if windows.warmup < least:
-            problem = f"the autoscaler looks back {Duration(least)}: state a warmup of as much"
+            problem = (
+                f"the autoscaler looks back {Duration(least)}, start-up included: state a warmup of that"
+            )
             raise ConfigError(problem, file="--sample", key="warmup")
 
 
-def _places(day: Workload, windows: Windows) -> Iterator[tuple[int, int, float]]:
-    """Yield begin and end of each window, and for how many requests each one of its stands."""
+class _Place(NamedTuple):
+    """A window in the day, in picoseconds."""
+
+    begin: int
+    end: int
+    stands_for: float
+    """Number of requests of its stretch for each one in it."""
+    stretch: int
+    """Length of its stretch."""
+
+
+def _places(day: Workload, windows: Windows) -> Iterator[_Place]:
+    """Yield the windows of a day."""
     assert day.arrival is not None
     last, every, window = int(day.arrival[-1]), int(windows.every), int(windows.window)
+    if last < 2 * every:
+        problem = f"requests come for {Duration(last)} (--requests), less than two times {windows.every}"
+        raise ConfigError(problem, file="--sample", key="every")
     for low in range(0, last + 1, every):
         high = min(low + every, last + 1)
         begin = low + max(0, high - low - window) // 2
@@ -233,32 +272,40 @@ def _places(day: Workload, windows: Windows) -> Iterator[tuple[int, int, float]]
             np.diff(np.searchsorted(day.arrival, ends))[0] for ends in ((low, high), (begin, end))
         )
         if inside:
-            yield begin, end, int(every_one) / int(inside)
+            yield _Place(begin, end, int(every_one) / int(inside), high - low)
+        elif every_one:
+            problem = (
+                f"none of {every_one} requests from {Duration(low)} on is in the window: state a longer one"
+            )
+            raise ConfigError(problem, file="--sample", key="window")
 
 
-def _part(day: Workload, chosen: slice) -> Workload:
-    """Return some of a day's requests; the clock begins with the first of them."""
+def _part(day: Workload, start: int, end: int) -> Workload:
+    """Return the requests of a part of a day, whose clock begins at `start`."""
     assert day.arrival is not None
-    arrival = day.arrival[chosen]
+    chosen = slice(*np.searchsorted(day.arrival, (start, end)))
     marks = {name: column[chosen] for name, column in day.marks.items()}
     return replace(
-        day, prompt=day.prompt[chosen], output=day.output[chosen], arrival=arrival - arrival[0], marks=marks
+        day,
+        prompt=day.prompt[chosen],
+        output=day.output[chosen],
+        arrival=day.arrival[chosen] - start,
+        marks=marks,
     )
 
 
-def _measured(  # noqa: PLR0913 - a window's place, and what it stands for
-    result: ServeResult, begin: int, end: int, weight: float, slo: Slo | None, *, at: int
-) -> WindowResult:
-    """Return what was measured from `begin` to `end` of a run's clock, which is `at` in the day."""
+def _measured(result: ServeResult, place: _Place, start: int, slo: Slo | None) -> WindowResult:
+    """Return what was measured in a window of a run whose clock begins at `start`."""
+    begin, end = place.begin - start, place.end - start
     arrival = result.requests["arrival"]
     inside = (arrival >= begin) & (arrival < end)
     later = result.requests["output"] - 1
     per_token = (result.e2e - result.ttft) / np.maximum(later, 1)
     order = np.argsort(arrival[inside], kind="stable")
-    columns = {"ttft_s": result.ttft, "e2e_s": result.e2e}
+    columns = {"ttft": result.ttft, "e2e": result.e2e}
     times = {name: column[inside][order].astype(np.float64) for name, column in columns.items()}
     several = inside & (later > 0)
-    times["tpot_s"] = per_token[several][np.argsort(arrival[several], kind="stable")]
+    times["tpot"] = per_token[several][np.argsort(arrival[several], kind="stable")]
     within = None if slo is None else slo.met_by(result)[inside][order].astype(np.float64)
     gpus = float(result.gpus)
     if result.sizes:
@@ -266,4 +313,4 @@ def _measured(  # noqa: PLR0913 - a window's place, and what it stands for
             size.gpus * (size.replica_time(end) - size.replica_time(begin)) / max(end - begin, 1)
             for size in result.sizes
         )
-    return WindowResult(at, at + end - begin, weight, times, within, gpus)
+    return WindowResult(place.begin, place.end, place.stands_for, times, within, gpus, place.stretch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+import numpy as np
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -105,7 +107,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         watch=watch,
         lose=spec.on_outage == "lose",
         autoscaler=spec.autoscaler,
-        startup=_scaled_startup(spec, pools, machine, cache),
+        startup=scaled_startup(spec, pools, machine, cache),
         takes=takes,
         beside=beside,
         classes=classes,
@@ -133,7 +135,7 @@ def _group(
         job.spec.parallelism.dp,
         kinds,
         autoscaler=spec.autoscaler,
-        startup=_scaled_startup(spec, pools_of(job), machine, cache),
+        startup=scaled_startup(spec, pools_of(job), machine, cache),
         name=job.name,
         device=machine.device.spec.name,
     )
@@ -192,7 +194,7 @@ def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> I
     return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
 
 
-def _scaled_startup(
+def scaled_startup(
     spec: ServingSpec, pools: Sequence[Pool], machine: Machine, cache: BoundedCache | None
 ) -> int:
     """Return the picoseconds that a replica takes until it serves where an autoscaler starts it; else 0."""
@@ -284,13 +286,15 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     documents = None if spec.documents is None else parse_lengths(str(spec.documents), "serving.documents")
     marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds, agents, documents)
     drawn = draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
+    if spec.task == "embed":  # traces may have lengths of answers
+        drawn = replace(drawn, output=np.ones_like(drawn.output))
     return drawn if spec.images is None else with_images(drawn, spec.images, seed)
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
     if not job.model.generates and (job.spec.serving or ServingSpec()).task != "embed":
-        problem = f"{job.model.name} is an encoder, which makes no tokens one by one: serving.task: embed"
+        problem = f"{job.model.name} is an encoder and makes no tokens one by one; state serving.task: embed"
         raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"

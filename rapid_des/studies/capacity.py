@@ -202,6 +202,9 @@ def one_replica(job: Job) -> Job:
     if job.spec.serving is not None and job.spec.serving.beside:
         problem = "a capacity is that of replicas of one job: state no others, and find that of each job"
         raise ConfigError(problem, file=job.file, key="serving.beside")
+    if job.spec.serving is not None and job.spec.serving.documents is not None:
+        problem = "a capacity is of requests that come one by one: ask for that of pairs, and leave this out"
+        raise ConfigError(problem, file=job.file, key="serving.documents")
     if job.spec.parallelism.dp == 1 or job.spec.parallelism.ep > 1 or _prefilling(job):
         return job
     return load_job(job, settings={"parallelism.dp": 1})

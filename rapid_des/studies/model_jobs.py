@@ -42,8 +42,9 @@ def job_of(reference: str, tokens: str | None, sequence: str | None) -> str | Do
     >>> job_of("llama2_7b_train", None, None)
     'llama2_7b_train'
     """
-    if not names_model(reference):
-        if tokens is not None or sequence is not None:
+    is_there = _is_there(reference)
+    if not names_model(reference) and (is_there or tokens is None):
+        if is_there and (tokens is not None or sequence is not None):
             option = "--tokens-per-batch" if tokens is not None else "--sequence"
             raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
         return reference
@@ -52,6 +53,11 @@ def job_of(reference: str, tokens: str | None, sequence: str | None) -> str | Do
         raise ConfigError(f"{reference} {problem}")
     length = None if sequence is None else parse_tokens(sequence, "--sequence")
     return training_document(reference, parse_tokens(tokens), length)
+
+
+def _is_there(reference: str) -> bool:
+    """Return whether a reference is a file or names a job; of others, with tokens, a model is meant."""
+    return expanded(reference).is_file() or Path(reference).name.removesuffix(".yaml") in preset_names("job")
 
 
 def training_job(
@@ -96,8 +102,8 @@ def training_document(reference: str, tokens: int, sequence: int | None = None) 
 def serving_document(reference: str, machine: Machine) -> Document:
     """Return a job that serves a model on a machine with vLLM, as a job file has it.
 
-    A replica has the fewest GPUs of a node (a power of two) of which the weights in bf16 fill at most half;
-    replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
+    A replica has the fewest GPUs of one node (a power of two) whose memory bf16 weights fill at most half, or
+    all of them; replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
 
     >>> from rapid_des.machine import load_machine
     >>> serving_document("llama3_1_70b", load_machine("dgx_h100")).tree["parallelism"]
@@ -109,6 +115,9 @@ def serving_document(reference: str, machine: Machine) -> Document:
     node = machine.spec.gpus_per_node or gpus
     while weights > half * tp and node % (2 * tp) == 0:
         tp *= 2
+    if weights > 2 * half * tp:
+        problem = f"{reference} has {weights / 2**30:,.0f} GiB of weights in bf16, {tp} GPUs of a node"
+        raise ConfigError(f"{problem} {2 * half * tp / 2**30:,.0f} GiB; state a job with pp")
     tree = {
         "model": source,
         "phase": "inference",

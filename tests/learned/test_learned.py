@@ -272,5 +272,5 @@ def test_a_time_of_modules_that_is_none_is_named_with_its_line(tmp_path, cell):
 def test_a_sample_of_modules_without_a_size_is_refused():
     rows = [{"op": "linear1", "phase": "fwd", "time_us": "3", "b": "1", "dim": "64"}]
     native = operator_model(load_device("a100_sxm_80gb"))
-    with pytest.raises(InputError, match="linear1/fwd: its operator would be of m 0, n 192, k 64, batch 1"):
+    with pytest.raises(InputError, match="would have sizes m 0, n 192, k 64, batch 1"):
         fit_decomposed(rows, "drawn", native, fallback="native")

@@ -79,7 +79,7 @@ def test_check_reports_circles_of_waiting_links_and_holes():
         (("route", "dgx_a100", "0", "8"), TopologyError, "there is no gpu 8; allowed: gpu0 to gpu7"),
         (("route", "dgx_a100", "0", "switch0"), TopologyError, "is no GPU"),
         (("show", "dgx_a10"), ConfigError, "did you mean 'dgx_a100'?"),
-        (("show", "dgx_a100", "--set", "fabric=3"), ConfigError, "is not of the form machine.KEY=VALUE"),
+        (("show", "dgx_a100", "--set", "fabric=3"), ConfigError, "fabric: 3 is not a list"),
         (("show", "dgx_a100", "--set", "device.sm=3"), ConfigError, "did you mean 'sms'?"),
         (
             ("check", "dgx_a100", "--fault", "link=gpu0>switch0 down=true"),

@@ -196,6 +196,9 @@ def test_of_a_profile_with_too_many_events_the_earliest_whole_steps_stay(tmp_pat
     (whole,) = profile_report([read_profile(written(tmp_path, [*steps[0], *steps[1]], "whole.json"))]).ranks
     assert (rank.parts, rank.steps, rank.groups) == (whole.parts, whole.steps, whole.groups)
     assert "24 later device events of a rank" in call("profile", "show", str(path)).out
+    monkeypatch.setattr(columns, "_MOST", 3)
+    with pytest.raises(TraceError, match="no marked step is whole in its first 3 device events"):
+        read_profile(path)
 
 
 def test_names_without_end_are_folded_into_one(tmp_path, monkeypatch):

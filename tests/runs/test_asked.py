@@ -49,7 +49,7 @@ def test_a_figure_of_runs_ranks_only_where_runs_are_asked_for():
     with pytest.raises(ConfigError, match="objective: 'tokens_per_day' is of a run with failures"):
         sweep(STUDY | {"objective": "tokens_per_day"}, executor="local")
     pytest.importorskip("optuna")
-    with pytest.raises(InputError, match="--objective goodput: is of a run with failures"):
+    with pytest.raises(InputError, match="--objective goodput is for runs with failures"):
         search(STUDY, objectives=["goodput"])
 
 
@@ -69,4 +69,4 @@ def test_rows_of_a_plan_are_played_as_runs():
 @pytest.mark.parametrize("words", [["--days", "3"], ["--objective", "tokens_per_day"]])
 def test_options_of_a_run_need_a_reliability_file(words):
     said = refused(call("plan", "llama2_7b_train", "--on", "dgx_a100", *words))
-    assert f"{' '.join(words).replace(' 3', '')}: is of a run with failures" in said
+    assert f"{' '.join(words).replace(' 3', '')} is for runs with failures" in said

@@ -1,5 +1,7 @@
 """Requests that are answered by their prompts alone: what they cost, who comes together, what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from rapid_des.machine import load_machine
 from rapid_des.report.tables import text
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
+from tests.cli.shell import call, refused
 
 MODEL = {"hidden": 512, "layers": 2, "attention": {"heads": 8, "causal": False},
          "feed_forward": {"activation": "gelu", "hidden": 2048}, "norm": "layer_norm", "position": "learned",
@@ -54,11 +57,32 @@ def test_documents_of_a_query_come_together_and_their_task_ends_with_the_last():
     assert "tokens/s in" in "\n".join(text(found.report()))
 
 
+def test_lengths_of_answers_in_a_trace_do_not_count(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,50\n0.1,200,70\n", encoding="utf-8")
+    found = served(arrivals=f"trace file={trace}")
+    assert found.requests["output"].tolist() == [1, 1]
+    assert found.tokens.sum() == 300
+
+
+def test_commands_take_such_jobs_and_draw_them(tmp_path):
+    job = tmp_path / "encoder.json"
+    job.write_text(json.dumps(ENCODER), encoding="utf-8")
+    words = (job, "--on", "dgx_h100", "--slo", "ttft=300ms", "--prompt", "512", "--plot")
+    served, highest = tmp_path / "served.svg", tmp_path / "highest.svg"
+    assert call("serve", *words, served, "--rate", "4/s", "--requests", "20").code == 0
+    assert "limit of first token" in served.read_text(encoding="utf-8")
+    assert call("capacity", *words, highest, "--requests", "20").code == 0
+    assert "<svg" in highest.read_text(encoding="utf-8")
+    assert "--rate" in refused(call("serve", job, "--on", "dgx_h100", "--rate", "bad"))
+
+
 @pytest.mark.parametrize(
     ("settings", "asked", "says"),
     [
         ({}, {"output": "5"}, "answered by their prompts"),
         ({"serving.sessions": 3}, {}, "sessions: requests of `task: embed`"),
+        ({"serving.classes": [{"name": "a", "output": "5"}]}, {}, "classes: requests of `task: embed`"),
         ({"serving.task": "generate"}, {}, "serving.task: embed"),
         ({"serving.task": "generate", "serving.documents": 3}, {}, "documents: pairs are scored"),
         ({"serving.documents": 3}, {"arrivals": "clients count=2"}, "documents come at a rate"),

@@ -135,3 +135,7 @@ def test_prompts_that_are_computed_otherwise_than_answers_cost_what_static_passe
         run = simulate(one_pass(own._job, batch.groups()), own._machine, mode=mode)
         # 1.75 % where GPU and host wait for each other in turn
         assert own.together([batch] * 4) == own.time(batch) == pytest.approx(int(run.step_time), rel=0.02)
+    # one decodes more requests than half-batches need while another has a prompt
+    prompt, decodes = BATCHES[2], Batch(64, 64 * 900)
+    mixed = own.together([prompt, decodes, Batch(), Batch()])
+    assert mixed >= max(own.together([batch, Batch(), Batch(), Batch()]) for batch in (prompt, decodes))

@@ -62,6 +62,19 @@ def test_gpus_of_a_fleet_that_shrinks_are_counted_within_windows():
     ("settings", "windows", "says"),
     [
         ({"serving.sessions": 4}, WINDOWS, "sessions.*lasts longer"),
+        ({"serving.max_queued": 4}, WINDOWS, "max_queued.*turned away"),
+        ({"serving.order": "fair"}, WINDOWS, "order.*allowed: fcfs, priority"),
+        (
+            {
+                "serving.autoscaler": {"target": 1, "interval": "30ms", "stabilization": "60ms"},
+                "serving.startup": {"initialise": "1s", "weights": "peer"},
+            },
+            WINDOWS,
+            "start-up included",
+        ),
+        ({}, "every=40s window=1s warmup=1s", "less than two times"),
+        ({}, "every=1s window=1us warmup=1ms", "is in the window: state a longer one"),
+        ({}, "every=1s window=800ms warmup=200ms", "more than `every`"),
         ({"serving.prefix_cache": {}}, WINDOWS, "prefix_cache.*lasts longer"),
         ({"serving.autoscaler": {"target": 3}}, WINDOWS, "looks back 315 s"),
         ({}, "every=1s window=2s warmup=1s", "at most that of `every`"),

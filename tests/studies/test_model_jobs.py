@@ -65,5 +65,7 @@ def test_plan_says_what_is_missing_or_too_much():
     assert "say how many tokens a training step has, as in --tokens-per-batch 4M" in model
     job = refused(call("plan", "llama2_7b_train", "--on", "dgx_a100", "--sequence", "512"))
     assert "--sequence: llama2_7b_train is not a model; a job states its batch itself" in job
+    missing = refused(call("plan", "gone.json", "--on", "dgx_a100", "--tokens-per-batch", "1M"))
+    assert "no model file 'gone.json'" in missing
     batch = refused(call("plan", "gpt2", "--on", "dgx_a100", "--tokens-per-batch", "1000"))
     assert "1,000 tokens are no whole number of sequences of 1,024; the nearest is 1,024" in batch

@@ -362,9 +362,12 @@ def parse_fault(text: str) -> Fault:
     if factor:
         tree = {key: value for key, value in tree.items() if key != "latency"}
         tree["latency_factor"] = float(factor[1])
-    if "speed" in tree:
-        speed = tree.pop("speed")
-        tree |= {"compute": speed, "hbm": speed}
+    if (speed := tree.pop("speed", None)) is not None:
+        for part in ("compute", "hbm"):
+            if part in tree:
+                problem = f"speed states compute and hbm at once; leave out speed or {part}"
+                raise ConfigError(problem, file=file, key="speed")
+            tree[part] = speed
     for key, value in tree.items():
         if key == "within" or (isinstance(value, str) and is_distribution(value, key)):
             raise ConfigError(f"{value}: only draws have it, those of faults sample", file=file, key=key)

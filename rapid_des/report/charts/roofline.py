@@ -89,14 +89,14 @@ def _series(bound: str, dots: Sequence[Sequence[RooflineMark]], shares: Mapping[
     """Return the dots of one bound; the title of each lists its operators, a line each."""
     titles, radii = [], []
     for dot in dots:
-        first, parts = dot[0], [shares.get(mark.name) for mark in dot]
-        names = [
-            mark.label + ("" if part is None else f", {part:.1%} of the step")
-            for mark, part in zip(dot, parts, strict=True)
-        ]
+        first = dot[0]
+        # the share of a name is of all layers and passes: it counts once, however many of its marks are here
+        parts = {mark.name: shares[mark.name] for mark in dot if mark.name in shares}
+        names = [mark.label for mark in dot]
+        names += [f"{name}: {part:.1%} of the step, in all layers and passes" for name, part in parts.items()]
         place = f"{FlopRate(round(first.rate))}, {first.intensity:.3g} FLOP/B, bound by {bound}"
         titles.append("\n".join([place, *names]))
-        radii.append(3 + 40 * sum(part or 0.0 for part in parts) ** 0.5)
+        radii.append(3 + 40 * sum(parts.values()) ** 0.5)
     points = [(dot[0].intensity, dot[0].rate / _TERA) for dot in dots]
     return Series(f"bound by {bound}", bound, points, "dots", titles=titles, radii=radii)
 

@@ -1,6 +1,5 @@
 """A report as one HTML file that needs nothing else: no network, no fonts, no library.
 
-charts     what charts show, without drawing
 svg        charts as SVG and HTML
 lanes      what ran when, as SVG and as data for the zoom
 document   the page: sections, tables, style, script
@@ -10,5 +9,6 @@ whole_run  the page of a run, from both
 saved      the page of a file of `run --json`
 fabric     the fabric of a run, from fabric_diagrams; diagram_svg draws it
 studies    the sections of comparisons and of studies
-study_charts, server_charts, study_tiles  the charts and first lines of their pages
+
+What charts show stands in `rapid_des.report.charts`.
 """

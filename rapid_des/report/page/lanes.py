@@ -79,7 +79,9 @@ def _lane(lane: Lane, top: int, begin: int, scale: float) -> Iterator[str]:
     """Yield a path a colour: what is too narrow to be seen alone is drawn as wide as it must be."""
     paths: dict[str, list[str]] = {}
     for span in visible(lane.spans, scale, _LEAST):
-        left, width = _LEFT + (span.start - begin) * scale, max(span.length * scale, _LEAST)
+        start = max(span.start, begin)  # what straddles a window is drawn within it
+        stop = min(span.start + span.length, begin + (WIDTH - _RIGHT - _LEFT) / scale)
+        left, width = _LEFT + (start - begin) * scale, max((stop - start) * scale, _LEAST)
         paths.setdefault(span.colour, []).append(f"M{left:.1f} {top}h{width:.1f}v{_ROW}h-{width:.1f}z")
     for name, boxes in paths.items():
         yield f'<path d="{"".join(boxes)}" fill="{fill(name)}"/>'

@@ -62,6 +62,7 @@ def test_words_state_what_how_and_when():
         ("link=3-4 down=true bandwidth=0.5", "down: leaves nothing for bandwidth to change"),
         ("all=planets down=true", "'planets' is not one of"),
         ("gpu=3 gpu=4 down=true", "stands twice"),
+        ("gpu=3 speed=0.8 hbm=0.5", "leave out speed or hbm"),
         ("gpu", "is not key=value"),
         ("gpu='3", "not words"),
     ],
