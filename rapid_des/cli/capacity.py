@@ -72,7 +72,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
 
     JOB is a job or a model: a file, a preset or a config.json of Hugging Face.
 
-    --plot and --report draw what users see against what a GPU yields, of every layout.
+    --plot and --report draw the highest rates, and what users see against what a GPU yields, of every layout.
 
     rapid-des capacity llama3_1_70b_serve --on dgx_h100 --slo "ttft=1s tpot=40ms" --load 50/s
     """

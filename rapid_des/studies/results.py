@@ -249,7 +249,7 @@ class Sweep(Report, Struct, frozen=True):
         return sweep_report(self.as_json(top=20), "study")
 
     def plot(self, path: str | Path | None = None, *, title: str = "study") -> Any:
-        """Return a figure of the best points and of the front; written as PNG, SVG or PDF to a path."""
+        """Return a figure of what the study's page draws; written as PNG, SVG or PDF to a path."""
         from rapid_des.report.charts.studies import sweep_charts
         from rapid_des.report.pictures.charts import draw_charts
 

@@ -115,7 +115,7 @@ def capacity_page(plain: Plain) -> Iterator[Tiles | Bars | Plot]:
     for row in plain.get("rows") or ():
         low, high = row["rate_interval_per_s"]
         text = f"{row['rate_per_s']:.3g} ({low:.3g} to {high:.3g})"
-        ends = (low, max(row["rate_per_s"] if high is None else high, low))
+        ends = (low, max(high, low))
         bars.append(HorizontalBar(layout_name(row), row["rate_per_s"], text, "before", interval=ends))
     most = max((bar.interval[1] for bar in bars if bar.interval), default=0.0)
     yield Bars("the highest rate of each layout, requests/s, with 95% intervals as lines", bars, most)
