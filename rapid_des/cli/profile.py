@@ -84,7 +84,7 @@ def compare(
 
     rapid-des profile compare rank_0.json.gz --job llama2_7b_train --on dgx_a100
     """
-    report = profile_report(read_run(files))
+    report = profile_report([each.with_whole_steps() for each in read_run(files)])
     wanted, loaded = open_job(job, machine, settings, faults)
     title = f"{files[0]} beside {job} on {loaded.name}"
     with progress(title) as bar:
@@ -98,7 +98,9 @@ def compare(
 def replayed(file: str, options: Mapping[str, Any], engine: EngineChoice) -> Mapping[str, Any]:
     """Return a replayed step of a profile beside what was measured, as `replay FILE --json` prints it."""
     scaled, overlap = _scaled(options["speed"], options["remove"]), options["overlap"] or "measured"
-    return replay_step(read_profile(Path(file)), scaled, overlap=overlap, engine=engine).as_json()
+    return replay_step(
+        read_profile(Path(file)).with_whole_steps(), scaled, overlap=overlap, engine=engine
+    ).as_json()
 
 
 def asked(
@@ -111,7 +113,7 @@ def asked(
     from rapid_des.profiles.ranks import ProfileChanges
     from rapid_des.studies.profile_replay import ask_profiles
 
-    profiles = read_run([Path(file) for file in files])
+    profiles = [each.with_whole_steps() for each in read_run([Path(file) for file in files])]
     wanted = ProfileChanges(
         _scaled(options["speed"], options["remove"]),
         options["dp"] and _grown(options["dp"]),

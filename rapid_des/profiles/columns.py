@@ -99,7 +99,7 @@ class EventColumns:
         others = self._waits, self._orders, self._marks
         allowed = {self._events: _MOST} | dict.fromkeys(twice, 2 * _MOST) | dict.fromkeys(others, _MOST)
         late = [table.time_behind(most) for table, most in allowed.items()]
-        self._until = min(self._until, *(time for time in late if time is not None), self._until)
+        self._until = min([self._until, *(time for time in late if time is not None)])
         for table in allowed:
             gone = table.keep_before(self._until)
             self._left_out += gone if table is self._events else 0
@@ -181,11 +181,6 @@ class EventColumns:
             self._shorten()
         steps, rows = self._steps(), self._matched()
         whole = self._whole_steps(steps, rows.called)
-        if self._until < _MOST_NS and not whole:
-            kept = f"its first {len(rows.start):,} device events, which are kept"
-            raise TraceError(
-                f"{self.path}: no marked step is whole in {kept}; profile fewer (profiler.step())"
-            )
         events = self._device_events(self._whole(rows, steps, whole), shapes or {})
         self._check_clocks(events)
         (waits,), (orders,) = self._waits.taken(), self._orders.taken()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
+from rapid_des.errors import TraceError
 from rapid_des.inputs import Kind
 
 PROFILE = Kind("a profile", 1 << 36)
@@ -81,3 +82,12 @@ class Profile(Struct, frozen=True):
     """The first and the last nanosecond of any event."""
     left_out: int = 0
     """Device events that were not kept, of a profile with more than a million; the earliest are kept."""
+
+    def with_whole_steps(self) -> Profile:
+        """Return the profile; `TraceError` if it was cut, and no marked step is whole in what is kept."""
+        if self.left_out and not self.steps:
+            kept = f"its first {len(self.events):,} device events, which are kept"
+            raise TraceError(
+                f"{self.path}: no marked step is whole in {kept}; profile fewer steps, with profiler.step()"
+            )
+        return self

@@ -45,7 +45,7 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
             f"{counted(len(steps) - len(steady), 'step')} without device work, or far from the median"
         )
     if later := max(ranks, key=lambda rank: rank["later_device_events"])["later_device_events"]:
-        facts["not kept"] = f"{later:,} later device events of a rank; the earliest whole steps stay"
+        facts["not kept"] = f"{later:,} later device events of a rank; the earliest stay"
     facts["classified"] = f"{plain['classified_share']:.1%} of device time has a known class"
     if not plain["operators"]:
         facts["classified"] = "no device event: this rank's trace is of the host alone"
