@@ -290,7 +290,14 @@ def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
 
 def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
     """Return the parameters of one rank of a stage by domain."""
-    sizes, total = section_parameters(job), Counter[Domain]()
+    return parameters_of(job, stage, section_parameters(job))
+
+
+def parameters_of(
+    job: Job, stage: int, sizes: Mapping[ModelSection, Counter[Domain]]
+) -> Counter[Domain]:
+    """Return the same, given those of each section."""
+    total = Counter[Domain]()
     for section, count in stage_sections(job, stage).items():
         for domain, elements in sizes[section].items():
             total[domain] += count * elements
