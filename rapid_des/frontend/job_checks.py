@@ -193,6 +193,8 @@ def _check_schedule(job: Job) -> None:
 
 def _check_inference(job: Job) -> None:
     spec = job.inference
+    if job.spec.host is not None and job.spec.host.blocking:
+        _refuse(job, "host.blocking", "only hosts of training jobs can wait for each launch")
     _refuse_first(job, _serving_refusals(job))
     for number, kind in enumerate(spec.kinds):
         key = "output_length" if spec.batch else f"requests.{number}.output_length"
