@@ -361,9 +361,9 @@ class Writer(Struct):
         """Return all rows and what they wait for."""
         return TableRows(self.rows, self._joined())
 
-    def table(self, table: TableRows, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
+    def table(self, program: TableRows, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return rows as a rank's program; `group_slots` and `peer_slots` renumber what they use."""
-        rows, (counts, dependencies) = table
+        rows, (counts, dependencies) = program
         assert not len(dependencies) or dependencies.min() >= 0
         group, peer = rows[:, PieceColumn.GROUP], rows[:, PieceColumn.PEER]
         on_host = rows[:, PieceColumn.STREAM] == HOST

@@ -207,5 +207,5 @@ def test_a_blocking_host_is_refused_where_it_is_not_modelled(tiny, tiny_service,
     job = tiny(*hosted(blocking="true"))
     with pytest.raises(UnsupportedByEngine, match="host.blocking .* use --mode flattened"):
         blocks(job, prices)
-    with pytest.raises(ConfigError, match="host.blocking: .* training"):
+    with pytest.raises(ConfigError, match="host.blocking: it is for training"):
         tiny_service(*hosted(blocking="true"))
