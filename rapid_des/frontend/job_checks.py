@@ -148,10 +148,8 @@ def _check_training(job: Job) -> None:
     _check_choices(job)
     _refuse_first(job, _sharding_refusals(job))
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
-        known = [str(n) for n, policy in ZERO_STAGES.items() if policy.gather and not policy.by_unit]
-        problem = (
-            f"parameters are gathered only with zero_stage {' or '.join(known)}, it is {spec.zero_stage}"
-        )
+        known = " or ".join(str(n) for n, rule in ZERO_STAGES.items() if rule.gather and not rule.by_unit)
+        problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
         _refuse(job, "training.overlap_parameters", problem)
     stated = job.spec.precision
     if stated.weights is not None or stated.kv_cache is not None or stated.wide != "nothing":
