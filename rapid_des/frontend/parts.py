@@ -293,9 +293,7 @@ def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
     return parameters_of(job, stage, section_parameters(job))
 
 
-def parameters_of(
-    job: Job, stage: int, sizes: Mapping[ModelSection, Counter[Domain]]
-) -> Counter[Domain]:
+def parameters_of(job: Job, stage: int, sizes: Mapping[ModelSection, Counter[Domain]]) -> Counter[Domain]:
     """Return the same, given those of each section."""
     total = Counter[Domain]()
     for section, count in stage_sections(job, stage).items():

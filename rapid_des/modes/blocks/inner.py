@@ -209,7 +209,8 @@ def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
     machine = inputs.machine
     if inputs.analytic:
         play = on_idle_links(traces, machine, inputs.choice, cache)
-        mates = lowered_mates(traces, traces.table_numbers(), machine, play, cache)
+        lines = traces.table_numbers()
+        mates = lowered_mates(traces, lines, machine, play, cache) if inputs.choice.fold else None
         return mates[0] if mates else lower(traces, machine, analytic=True, play=play, cache=cache)
     if inputs.basis[0] is machine:
         return make(machine)

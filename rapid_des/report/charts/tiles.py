@@ -86,7 +86,8 @@ def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
             )
     tiles += _spent(plain)
     rate, queue = plain["throughput"], plain.get("queue_s") or {}
-    tokens = f"{rate['output_tokens_per_s']:,.0f} tokens/s out"
+    end = "read" if plain.get("task") == "embed" else "out"
+    tokens = f"{rate['output_tokens_per_s']:,.0f} tokens/s {end}"
     tiles.append(Tile("How much it does", f"{rate['requests_per_s']:.3g} requests/s", tokens))
     if plain.get("kv_occupancy"):
         held = plain["kv_occupancy"]
