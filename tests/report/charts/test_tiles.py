@@ -3,6 +3,8 @@
 from rapid_des.report.charts.tiles import capacity_tiles, goodput_tiles, sample_tiles, served_tiles
 from rapid_des.report.page.studies import difference_answers
 
+SERVED = {"task": "generate", "steady_requests_per_s": None, "steady_output_tokens_per_s": None}
+
 
 def by_label(tiles):
     return {tile.label: tile for tile in tiles.tiles}
@@ -11,19 +13,18 @@ def by_label(tiles):
 def test_a_server_that_makes_requests_wait_is_bound_by_its_queue():
     rate = {"output_tokens_per_s": 9.0, "requests_per_s": 1.0}
     means = {f"{name}_s": {"mean": mean} for name, mean in (("queue", 3.0), ("prefill", 1.0), ("e2e", 5.0))}
-    tiles = by_label(served_tiles({"throughput": rate, **means}, {}))
+    tiles = by_label(served_tiles({**SERVED, "throughput": rate, **means}, {}))
     assert tiles["What bounds it"].value == "waiting in the queue"
     assert tiles["What bounds it"].note.startswith("60.0%")  # 3 s of 5 s
     assert "more replicas" in tiles["What to change"].note
 
 
-def test_tokens_of_a_server_that_embeds_are_read():
-    rate = {"output_tokens_per_s": 9.0, "requests_per_s": 1.0}
-    notes = [
-        by_label(served_tiles({"throughput": rate, "task": task}, {}))["How much it does"].note
-        for task in ("embed", "generate")
-    ]
-    assert notes == ["9 tokens/s read", "9 tokens/s out"]
+def test_a_server_that_embeds_reads_tokens_and_has_answers():
+    rate = {"output_tokens_per_s": 9.0, "total_tokens_per_s": 4009.0, "requests_per_s": 9.0}
+    times = {"ttft_s": {"p50": 1.0, "p99": 2.0}, "steady_requests_per_s": None}
+    tiles = by_label(served_tiles({"throughput": rate, "task": "embed", **times}, {}))
+    assert tiles["How much it does"].note == "4,000 tokens/s in"  # all but one of each request
+    assert tiles["Answer, p99"].value == "2 s"
 
 
 def test_a_comparison_says_what_makes_most_of_the_difference_and_what_bounds_both():
