@@ -11,13 +11,15 @@ from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import simulate
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 SMALL = {
-    "model.layers": "4",
+    "model.layers": "2",
     "training.global_batch": "4",
     "training.sequence_length": "2048",
-    "parallelism": "{tp: 4, pp: 2, dp: 2}",
+    "parallelism": "{tp: 2, pp: 2, dp: 2}",
 }
-TORI = {"fabric.0.size": "[2, 4]", "fabric.1.size": "2", "gpus_per_node": "4"}
+TORI = {"fabric.0.size": "[2, 2]", "fabric.1.size": "2", "gpus_per_node": "4"}
 JOBS = [
     {},
     {"training.recompute": "full", "training.bucket_parameters": "200000000"},
