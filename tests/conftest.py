@@ -1,4 +1,4 @@
-"""What all tests share: what collectives take by themselves, and a garbage collector with little to look at."""
+"""What all tests share: what is known of collectives alone, and a garbage collector that rests."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterator
@@ -9,15 +9,15 @@ import pytest
 from rapid_des.bounded_cache import BoundedCache
 
 OBJECTS = 10_000
-"""New objects after which the collector looks at the youngest; Python's 700 cost a thirtieth of all tests' time."""
+"""New objects after which the collector looks at the youngest; with 700 it takes 4 % of some files."""
 
 OF_NETWORKS = {"auto", "idle", "lags", "laid", "routes", "template", "transfers"}
-"""Of a key that starts with one of these follows what a collective is and takes alone (`program.collectives`)."""
+"""What follows from a key that starts with one of these is a collective alone (`program.collectives`)."""
 SHARED = BoundedCache(1 << 27)
-"""What the tests of one process know of collectives, as the points of a sweep or a plan do.
+"""What the tests of one process know of collectives alone, as the points of a sweep or a plan do.
 
-Most machines of tests are the same few, whose collectives were lowered again by each test: two fifths of the
-time of some files. That a cache changes no result is for `test_bounded_cache`.
+Tests simulate the same few machines again and again, and to lower their collectives again took a third of
+the time of some files. That a cache changes no result is for `test_bounded_cache`, which shares nothing.
 """
 SHARES = [True]
 _get_or_make = BoundedCache.get_or_make
@@ -30,7 +30,7 @@ def get_or_make(
     *,
     weight: Callable[[Any], int] | None = None,
 ) -> Any:
-    """Ask the shared cache for what is known of collectives alone, and a test's own for all else."""
+    """Ask the shared cache for what is known of collectives alone, and the cache itself for all else."""
     of_networks = isinstance(key, tuple) and key != () and key[0] in OF_NETWORKS
     return _get_or_make(SHARED if of_networks and SHARES[0] else cache, key, make, weight=weight)
 
@@ -40,13 +40,13 @@ pytest.MonkeyPatch().setattr(BoundedCache, "get_or_make", get_or_make)
 
 @pytest.fixture
 def own_caches() -> None:
-    """Tests of what is cached ask for this, and then share nothing with others."""
+    """Tests of what is cached, or of what is worked out how often, ask for this and share nothing."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let a test share nothing if it asks for that, or may change what follows from a key."""
-    SHARES[0] = {"own_caches", "monkeypatch", "engine"}.isdisjoint(getattr(item, "fixturenames", ()))
+    """Let a test share nothing that asks for that, or that compares engines."""
+    SHARES[0] = {"own_caches", "engine"}.isdisjoint(getattr(item, "fixturenames", ()))
     try:
         return (yield)
     finally:
@@ -55,7 +55,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect tests without the collector, and leave modules and tests, which live to the end, out of its sight."""
+    """Collect tests without the collector, and keep modules and tests, which live to the end, from it."""
     gc.disable()
     try:
         return (yield)

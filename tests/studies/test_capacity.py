@@ -138,7 +138,9 @@ def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
 
 def test_a_fleet_of_one_is_a_gpu(job, node):
     demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
-    lines = text(capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3, cache=CACHE), demand, "title"))
+    lines = text(
+        capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3, cache=CACHE), demand, "title")
+    )
     assert "1 GPU" in list(lines)[-1]
 
 
