@@ -89,8 +89,8 @@ class PricedJob(Struct, frozen=True, dict=True):
         entries = self.job.vocabulary // self.job.spec.parallelism.tp
         if self.job.model.generates and entries % _ALIGNED:
             yield (
-                f"a rank's part of the vocabulary, {entries:,}, is not a multiple of {_ALIGNED}: libraries take "
-                "slower kernels for its products than are priced here; vocabulary_multiple: 64 pads it"
+                f"a rank's part of the vocabulary, {entries:,}, is not a multiple of {_ALIGNED}: libraries "
+                "take slower kernels for its products than are priced here; vocabulary_multiple: 64 pads it"
             )
 
     def _load_notes(self) -> Iterator[str]:
