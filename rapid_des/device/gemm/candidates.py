@@ -311,7 +311,7 @@ def _rasterised(work: GemmTable, tiles: Candidates, grid: Floats, rates: Rates) 
     stationary_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
     stationary = np.where(flat, work.a_bytes, work.b_bytes)
     streamed = np.where(flat, work.b_bytes, work.a_bytes)
-    # The tiles that run at once: a band high, and so many along it as fill the SMs.
+    # The tiles that run at once: a band high, and along it as many as fill the SMs.
     band = np.minimum(short, BAND)
     along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
     strip = band * stationary_tile
