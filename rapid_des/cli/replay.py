@@ -110,10 +110,13 @@ _OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp"
     "--speed",
     multiple=True,
     metavar="CLASS=FACTORx",
-    help="For a profile: how much faster kernels of a class are, as gemm=1.3x.",
+    help="For a profile: how much faster kernels of a class, or the host, are, as gemm=1.3x or host=2x.",
 )
 @click.option(
-    "--remove", multiple=True, metavar="CLASS", help="For a profile: kernels of a class that take no time."
+    "--remove",
+    multiple=True,
+    metavar="CLASS",
+    help="For a profile: kernels of a class, or the host, that take no time.",
 )
 @click.option(
     "--network",
