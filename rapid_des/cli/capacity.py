@@ -23,6 +23,7 @@ from rapid_des.cli.serve import given_server, workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report
@@ -93,8 +94,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
         # curves are of tokens that come one by one
-        generates = wanted.spec.serving is None or wanted.spec.serving.task == "generate"
-        if (path or options["report"]) and generates and not plans.interrupted:
+        if (path or options["report"]) and not embeds(wanted) and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
             for layout in chosen:

@@ -20,7 +20,7 @@ from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.groups import Beside, ReplicaGroup, besides_of
 from rapid_des.serving.images import encoder_of, encoders_of, with_images
 from rapid_des.serving.named_workloads import WORKLOADS
-from rapid_des.serving.pools import Pool, pools_of, sharing
+from rapid_des.serving.pools import Pool, embeds, pools_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
@@ -183,6 +183,8 @@ def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
         problem = f"replicas share experts: {sharing(job)} of them start and stop together"
     elif spec.outages or machine.faults:
         problem = "replicas start and stop by load alone: state no outages or faults beside it"
+    elif spec.autoscaler.slo is not None and embeds(job) and "tpot" in spec.autoscaler.slo:
+        problem = "slo: requests of `task: embed` make no tokens one by one; allowed: ttft=…, e2e=…"
     elif spec.autoscaler.minimum > job.spec.parallelism.dp:
         problem = f"minimum {spec.autoscaler.minimum} is above the job's dp {job.spec.parallelism.dp}"
     if problem:
