@@ -70,10 +70,14 @@ def serve_workload(  # noqa: PLR0913 - as above
     workload: Workload,
     *,
     first: int = 0,
+    until: int | None = None,
     watch: Watch = lambda *_: None,
     cache: BoundedCache | None,
 ) -> ServeResult:
-    """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
+    """Serve requests that are known one by one; `first`: the server's first GPU, for faults.
+
+    `until`: the number of first requests with whose answers the run ends; others may be left unanswered.
+    """
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check_all(job, machine, workload)
     steady = for_iterations(machine, sends=len(pools) > 1)
@@ -105,6 +109,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         front_ends=spec.front_ends or 0,
         latency=int((host.client if host else None) or 0),
         watch=watch,
+        until=until,
         lose=spec.on_outage == "lose",
         autoscaler=spec.autoscaler,
         startup=scaled_startup(spec, pools, machine, cache),
