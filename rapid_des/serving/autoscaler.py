@@ -7,12 +7,12 @@ minutes (the stabilization window). A replica that starts serves after its start
 drains gets no more requests, and stops when it has answered those that it has. The replica with the least
 work drains first. If more replicas are wanted, one that drains serves again at once.
 
-The load of the measure `slo` is the number of replicas that serve times the largest part of a limit that nine
-tenths of the requests do not exceed. These are the requests that were answered since the last decision, and
-those that still wait for an iteration; their waiting counts as the time to their first token. Requests that
-were sent before the last replica came up tell of a smaller fleet, and do not count: if there are no others,
-or while replicas start, the fleet stays as it is. Limits that are kept do not say by how much, so such a fleet
-shrinks by one replica at a time.
+The load of the measure `slo` is the number of replicas that serve times the largest part of a limit that
+nine tenths of the requests do not exceed. These are the requests that were answered since the last decision,
+and those that still wait for an iteration; their waiting counts as the time to their first token. Requests
+that were sent before the last replica came up met a smaller fleet, and do not count: if there are no others,
+or while replicas start, the fleet stays as it is. Limits that are kept do not say by how much, so such a
+fleet shrinks by one replica at a time.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Autoscaler:
         return (self._accepted - before) / (self._interval / PS_PER_S)
 
     def _part_of_limits(self) -> float:
-        """Return the part of a limit that requests of the last interval took, times the replicas that serve."""
+        """Return the part of a limit that requests of the last interval took, times those that serve."""
         assert self._slo is not None
         now, used, self._used = int(self._env.now), self._used, []
         if "ttft" in self._slo.limits:

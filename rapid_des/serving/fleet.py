@@ -113,8 +113,7 @@ class Fleet(Struct, dict=True):
         self._caches_prefixes = any(group.engine.prefix_tiers is not None for group in groups)
         for group in groups:
             self._begin(group)
-        taking = self.prompting or len(self.members)
-        self._front_ends = [0] * (self.front_ends or taking)
+        self._front_ends = [0] * (self.front_ends or self.prompting or len(self.members))
         """The times at which the front ends are free, as a heap."""
         if self.workload.arrival is None:
             for _ in range(min(self.workload.clients, len(self.workload))):

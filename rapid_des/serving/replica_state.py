@@ -37,7 +37,7 @@ class ReplicaState:
         self.prefilling: list[Request] = []
         self._intake = Intake(engine.habits)
         self.promised_pages = self.calm = self._queued = self._queued_answers = self.accepted = 0
-        """`_queued`: tokens to compute and to make for requests that wait; `_queued_answers`: those to make."""
+        """`_queued`: tokens of requests that wait; `_queued_answers`: those of them that are to make."""
         self._group = engine.nobody()
         self._free = engine.pages
         self._empty()
@@ -107,7 +107,7 @@ class ReplicaState:
         return self._queued + begun + self._group.to_come_after(self._passed)
 
     def time_with(self, request: Request) -> float:
-        """Return about how long a replica takes for its tokens and those of one more request, in picoseconds."""
+        """Return about how many picoseconds it takes for its tokens and those of one more request."""
         begun = sum(each.to_make for each in self.prefilling)
         answers = self._queued_answers + begun + self._group.to_come_after(self._passed)
         prompts = self.outstanding_tokens - answers

@@ -2,10 +2,11 @@
 
 The time is cut into stretches of equal length. In the middle of each a window is measured. The fleet serves
 from `warmup` before a window, to fill up. Requests come for `warmup` after it, until all that came in it are
-answered: so nothing measured meets a start or a drain. The requests are those of the whole day, and each one that is measured stands for as many
-as came in its stretch for one in its window. What follows is an estimate: the midpoint rule over a load that
-changes, with intervals from batches of requests within windows. A change that a stretch has and its window
-does not, or a queue that lasts longer than the time before a window, is not seen.
+answered: so nothing measured meets a start or a drain. The requests are those of the whole day, and each one
+that is measured stands for as many as came in its stretch for one in its window. What follows is an estimate:
+the midpoint rule over a load that changes, with intervals from batches of requests within windows. A change
+that a stretch has and its window does not, or a queue that lasts longer than the time before a window, is not
+seen.
 """
 
 from __future__ import annotations

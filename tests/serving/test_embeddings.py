@@ -95,8 +95,16 @@ def test_commands_take_such_jobs_and_draw_them(tmp_path):
         ({}, {"output": "5"}, "answered by their prompts"),
         ({"serving.sessions": 3}, {}, "sessions: requests of `task: embed`"),
         ({"serving.classes": [{"name": "a", "output": "5"}]}, {}, "classes: requests of `task: embed`"),
-        ({"serving.classes": [{"name": "a", "slo": "tpot=1s"}]}, {}, r"classes\[0\].slo .*no tokens one by one"),
-        ({"serving.autoscaler": {"target": 1, "measure": "slo", "slo": "tpot=1s"}}, {}, "no tokens one by one"),
+        (
+            {"serving.classes": [{"name": "a", "slo": "tpot=1s"}]},
+            {},
+            r"classes\[0\].slo .*no tokens one by one",
+        ),
+        (
+            {"serving.autoscaler": {"target": 1, "measure": "slo", "slo": "tpot=1s"}},
+            {},
+            "no tokens one by one",
+        ),
         ({"serving.task": "generate"}, {}, "serving.task: embed"),
         ({"serving.task": "generate", "serving.documents": 3}, {}, "documents: pairs are scored"),
         ({"serving.documents": 3}, {"arrivals": "clients count=2"}, "documents come at a rate"),

@@ -68,12 +68,14 @@ def test_the_least_time_gives_a_machine_of_half_the_speed_a_third_of_the_request
 
 
 def test_the_least_time_knows_that_tokens_of_prompts_pass_together():
-    # 2,000 tokens of a prompt and 2 to make are soon done, 20 of a prompt and 1,900 to make are not: the third goes
+    # 2,000 tokens of a prompt and 2 to make are soon done, 20 and 1,900 to make are not: the third goes
     # where more tokens are left
     lengths = np.array([2000, 20, 5]), np.array([2, 1900, 5])
     work = Workload(*lengths, np.array([0, 1, 2]))
     places = {
-        name: served(work, 0, router=name, replicas=2, costs=Affine(token=SERVICE // 100))[1].requests["replica"]
+        name: served(work, 0, router=name, replicas=2, costs=Affine(token=SERVICE // 100))[1].requests[
+            "replica"
+        ]
         for name in ("least_time", "least_tokens")
     }
     assert [place.tolist() for place in places.values()] == [[0, 1, 0], [0, 1, 1]]
@@ -154,8 +156,8 @@ def test_a_fleet_grows_until_its_limits_are_kept():
 
 
 def test_a_fleet_asks_for_no_more_while_what_it_asked_for_starts():
-    # one replica takes 8 of 30 a second: after 5 s, 10 are wanted; the wait grows until they are there, and what was
-    # sent before tells of one replica. All 16 were started when such requests counted.
+    # one replica takes 8 of 30 a second: after 5 s, 10 are wanted; the wait grows until they are there, and
+    # requests of before met one replica. All 16 were started when such requests counted.
     result = scaled(
         "constant rate=30/s", 900, measure="slo", target=0.7, slo="ttft=500ms", startup=12, replicas=16
     )
