@@ -225,8 +225,18 @@ def test_both_towers_of_clip_have_the_parameters_of_the_checkpoint(tmp_path):
 
 
 def test_an_architecture_of_a_tower_alone_has_no_projection(tmp_path):
-    wide = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "projection_dim": 768}
-    config = CLIP["text_config"] | wide | {"architectures": ["CLIPTextModel"]}
+    wide = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "projection_dim": 768,
+    }  # others by default
+    config = {
+        "model_type": "clip_text_model",
+        "architectures": ["CLIPTextModel"],
+        "num_hidden_layers": 12,
+        **wide,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = import_hugging_face(tmp_path).model
     # Stable Diffusion 1.5's: tables 49,408 x 768 and 77 x 768, 12 layers of 7,087,872, and a norm of 2 x 768
