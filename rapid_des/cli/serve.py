@@ -29,6 +29,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import refuse_several, served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
@@ -138,6 +139,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     if options["energy"]:
         refuse_several(wanted)
+    if slo is not None:
+        slo = slo.of_requests(embeds=embeds(wanted))
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
     if options["sample"] is not None:
@@ -156,6 +159,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     charts = served_page(result, limits, plain)
     write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
+    if result.interrupted:
+        raise KeyboardInterrupt
 
 
 def _write(result: ServeResult, options: Mapping[str, Any]) -> None:
@@ -180,3 +185,5 @@ def _sampled(
         windows = Windows.parse(options["sample"])
         plain = serve_sampled(job, machine, windows, slo=slo, watch=bar, **asked).as_json()
     echo_marked(options["as_json"], plain, list(sampled_report(plain, title)), [(job, machine)])
+    if plain["interrupted"]:
+        raise KeyboardInterrupt
