@@ -130,7 +130,7 @@ def test_flops_of_t5_are_those_of_both_stacks_and_of_attention_between_them(tmp_
 
 
 def test_serving_runs_the_encoder_once_and_keeps_its_keys(tmp_path):
-    sizes = {"batch": 8, "prompt_length": 1, "output_length": 9, "source_length": 512}
+    sizes: dict[str, int] = {"batch": 8, "prompt_length": 1, "output_length": 9, "source_length": 512}
     served = job(tmp_path, T5, {}, **sizes)
     result = simulate(served, load_machine("dgx_a100"))
     names = [operator.name for operator in result.trace.operators]
