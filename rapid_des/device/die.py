@@ -43,7 +43,7 @@ _FP64, _INT32 = 0.6853, 0.17769
 """Million transistors of a unit of fp64, and of int32; other floating point by the square of its mantissa."""
 _MANTISSA = {"fp64": 52, "fp32": 23, "fp16": 10}
 _LANES, _CONTROL, _CROSSBAR = 128, 0.9962, 44.3
-"""Threads that an SM issues a clock, million transistors of control of each, and of an SM's port of the crossbar."""
+"""Threads that an SM issues a clock, million transistors of each's control, and of a port of the crossbar."""
 _PARTS, _PORTS, _DENSITY_90NM = 4, 4, 1.6
 """Parts of an SM with a register file each, its ports, and the density for which its formula holds."""
 _CACHE_SHARE = (0.076, 0.142, 0.247, 0.393, 0.559, 0.704, 0.526, 0.602, 0.561)

@@ -1,6 +1,7 @@
 """Encoders in front of decoders: parameters of published ones, training, serving, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ GEMMA3 = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     },
 }  # fmt: skip
-LLAVA = {
+LLAVA: dict[str, Any] = {
     "model_type": "llava", "ignore_index": -100, "image_token_index": 32000, "pad_token_id": 32001,
     "projector_hidden_act": "gelu", "tie_word_embeddings": False, "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default",
@@ -130,7 +131,7 @@ def test_flops_of_t5_are_those_of_both_stacks_and_of_attention_between_them(tmp_
 
 
 def test_serving_runs_the_encoder_once_and_keeps_its_keys(tmp_path):
-    sizes: dict[str, int] = {"batch": 8, "prompt_length": 1, "output_length": 9, "source_length": 512}
+    sizes = {"batch": 8, "prompt_length": 1, "output_length": 9, "source_length": 512}
     served = job(tmp_path, T5, {}, **sizes)
     result = simulate(served, load_machine("dgx_a100"))
     names = [operator.name for operator in result.trace.operators]
