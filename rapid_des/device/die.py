@@ -47,7 +47,7 @@ _LANES, _CONTROL, _CROSSBAR = 128, 0.9962, 44.3
 _PARTS, _PORTS, _DENSITY_90NM = 4, 4, 1.6
 """Parts of an SM with a register file each, its ports, and the density for which its formula holds."""
 _CACHE_SHARE = (0.076, 0.142, 0.247, 0.393, 0.559, 0.704, 0.526, 0.602, 0.561)
-"""Share of the area of a cache that its bits take, by capacity: 4 KiB and each power of two after it (CACTI)."""
+"""Share of a cache's area that its bits take: of 4 KiB, and of each power of two after it (CACTI)."""
 _LARGEST_CACHE = 2**19
 _CLUSTERING, _WAFER_RADIUS, _MEMORY_PRICE = 3, 150, 7.0
 """Clustering of defects, mm of a wafer's radius, and dollars a GB of HBM."""
