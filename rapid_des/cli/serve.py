@@ -156,6 +156,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     charts = served_page(result, limits, plain)
     write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
+    if result.interrupted:
+        raise KeyboardInterrupt
 
 
 def _write(result: ServeResult, options: Mapping[str, Any]) -> None:
@@ -180,3 +182,5 @@ def _sampled(
         windows = Windows.parse(options["sample"])
         plain = serve_sampled(job, machine, windows, slo=slo, watch=bar, **asked).as_json()
     echo_marked(options["as_json"], plain, list(sampled_report(plain, title)), [(job, machine)])
+    if plain["interrupted"]:
+        raise KeyboardInterrupt

@@ -64,6 +64,8 @@ class Slo:
                 problem = f"unknown limit {name!r}" if name not in LIMITS else f"{name} stands twice"
                 allowed = "allowed: ttft=…, tpot=…, e2e=…, each once"
                 raise ConfigError(f"{problem}; {hint}{allowed}", file=f"{stated} {text!r}")
+            if not value:
+                raise ConfigError(f"{name} states no time, as in {name}=2s", file=f"{stated} {text!r}")
             try:
                 limits[name] = int(Duration.parse(value))
             except ValueError as error:

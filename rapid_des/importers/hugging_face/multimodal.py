@@ -9,14 +9,25 @@ from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face import clip, siglip
 from rapid_des.importers.hugging_face.hybrid import qwen3_5, qwen3_next
 from rapid_des.importers.hugging_face.ignored import SCALES
-from rapid_des.importers.hugging_face.llama import attention_of, gemma, gemma3, llama, mistral, with_layers
+from rapid_des.importers.hugging_face.llama import (
+    attention_of,
+    deepseek_v3,
+    gemma,
+    gemma3,
+    llama,
+    mistral,
+    qwen3,
+    qwen3_moe,
+    with_layers,
+)
 from rapid_des.importers.keys import Keys, Tree
 
 OF_IMAGES = (
     "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
     "image_token_id", "video_token_id", "vision_start_token_id",
-    "vision_end_token_id", "ignore_index", "image_seq_length", "projection_dim",
+    "vision_end_token_id", "language_model_only", "media_placeholder_token_id", "use_unified_vision_chunk",
+    "video_placeholder", "ignore_index", "image_seq_length", "projection_dim",
     "vision_feature_select_strategy", "hidden_size",
 )  # fmt: skip
 """Keys beside `text_config` that do not concern the text model."""
@@ -40,6 +51,15 @@ def _text_model(read: Callable[[Keys], Tree], usual: Mapping[str, Any]) -> Calla
         return read(keys.enter({**usual, **shared, **stated}, "text_config"))
 
     return whole
+
+
+def _kimi(keys: Keys) -> Tree:
+    """Read the text model of Kimi K2.5: DeepSeek-V3's, with what configs of any model may state."""
+    for key in ("add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder"):
+        keys.choice(key, {False: None}, default=False)
+    if keys.get("pruned_heads", dict, {}):
+        raise keys.error("pruned heads are not simulated", "pruned_heads")
+    return deepseek_v3(keys)
 
 
 def llama4(keys: Keys) -> Tree:
@@ -162,5 +182,8 @@ paligemma = _text_model(_gemma_of_images, GEMMA_TEXT)
 paligemma_both = _both(_gemma_of_images, GEMMA_TEXT, _encoder_of_paligemma)
 llama4_with_images = _text_model(llama4, {})
 mistral3 = _text_model(mistral, {})
+kimi_k25 = _text_model(_kimi, {})
+qwen3_with_images = _text_model(qwen3, {})
+qwen3_moe_with_images = _text_model(qwen3_moe, {})
 qwen3_5_with_images = _text_model(qwen3_5, {})
 qwen3_5_moe_with_images = _text_model(qwen3_next, {})
