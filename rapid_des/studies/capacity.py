@@ -25,7 +25,7 @@ from rapid_des.means import student
 from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.failures import replicas_held
 from rapid_des.serving.outages import availability
-from rapid_des.serving.pools import pools_of, server_gpus
+from rapid_des.serving.pools import embeds, pools_of, server_gpus
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
@@ -174,6 +174,7 @@ def capacity(
     (2, True)
     """
     cache, job = BoundedCache() if cache is None else cache, one_replica(job)
+    demand.slo.of_requests(embeds=embeds(job))
     on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
