@@ -25,7 +25,7 @@ from rapid_des.means import student
 from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.failures import replicas_held
 from rapid_des.serving.outages import availability
-from rapid_des.serving.pools import pools_of, server_gpus
+from rapid_des.serving.pools import embeds, pools_of, server_gpus
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
@@ -38,7 +38,6 @@ from rapid_des.values import replace
 _FULL_DRAWS = 4
 """Number of runs behind the interval of a full server's rate."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
-OnProgress = Callable[[str], None]
 _Refused = tuple[str, str]
 
 
@@ -161,7 +160,7 @@ def capacity(
     demand: ServerLoad,
     *,
     cache: BoundedCache | None = None,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
 
@@ -174,6 +173,7 @@ def capacity(
     (2, True)
     """
     cache, job = BoundedCache() if cache is None else cache, one_replica(job)
+    demand.slo.of_requests(embeds=embeds(job))
     on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
@@ -386,7 +386,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     load: float | None = None,
     price: float | None = None,
     cache: BoundedCache | None = None,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fleets:
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 
