@@ -22,6 +22,7 @@ from rapid_des.cli.serve import open_server, workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import Fleets, ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report
@@ -118,7 +119,7 @@ def _curves(plans: Fleets, ran: tuple[Job, Machine], demand: ServerLoad) -> tupl
     job, machine = ran
     points = list[LoadPoint]()
     # curves are of tokens that come one by one
-    if plans.interrupted or not (job.spec.serving is None or job.spec.serving.task == "generate"):
+    if plans.interrupted or embeds(job):
         return plans, points
     try:
         for layout in layouts(job, machine, [row.name for row in plans.rows]):

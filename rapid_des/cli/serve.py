@@ -29,6 +29,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import refuse_several, served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
@@ -147,6 +148,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     if options["energy"]:
         refuse_several(wanted)
+    if slo is not None:
+        slo = slo.of_requests(embeds=embeds(wanted))
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
     if options["sample"] is not None:

@@ -89,7 +89,8 @@ class Model:
 
     def head_parameters(self) -> int:
         """Return the output head's parameters, but for a bias."""
-        return (self.spec.features or self.spec.vocabulary) * self.spec.hidden
+        columns = self.spec.vocabulary if self.spec.features is None else self.spec.features
+        return columns * self.spec.hidden
 
     def embedding_parameters(self) -> int:
         """Return the parameters of the token table, or of what embeds patches with the learned tokens."""
@@ -182,7 +183,8 @@ def model_of(spec: ModelSpec, path: Path) -> Model:
     if spec.norms == "after" and spec.block == "parallel_one_norm":
         problem = "one norm for both halves stands before them, and norms is after"
         raise ConfigError(problem, file=str(path), key="block")
-    if spec.features and (spec.tied_embeddings or spec.head_bias or spec.predictions or spec.logit_softcap):
+    of_head = spec.tied_embeddings or spec.head_bias or spec.predictions or spec.logit_softcap
+    if spec.features is not None and of_head:
         problem = "stand in place of a head, which has no bias, cap or predictions, and is not tied"
         raise ConfigError(problem, file=str(path), key="features")
     return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))

@@ -146,9 +146,10 @@ class ModelSpec(Spec, frozen=True):
     """Whether logits are capped by a tanh (Gemma 2)."""
     patches: PatchesSpec | None = None
     """Images in place of tokens. Unset: tokens."""
-    features: Count | None = None
+    features: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     """Width of the projection, without a bias, of one position of each sequence, which stands in place of the
-    head over the vocabulary (CLIP). Unset: there is a head."""
+    head over the vocabulary (CLIP); 0: all positions are given as they are (the text encoder of Stable
+    Diffusion). Unset: there is a head."""
     predictions: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     """Modules that predict further tokens (DeepSeek-V3), each with a layer as the last; only training has
     them, and parameters do not count them."""

@@ -80,6 +80,13 @@ class Slo:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"{stated} {text!r}")
         return cls(text, limits)
 
+    def of_requests(self, *, embeds: bool, stated: str = "--slo") -> Slo:
+        """Return the limits; `ConfigError` for one on what requests that want no tokens do not have."""
+        if embeds and "tpot" in self.limits:
+            problem = "requests of `task: embed` make no tokens one by one; allowed: ttft=…, e2e=…"
+            raise ConfigError(problem, file=f"{stated} {self.text!r}", key="tpot")
+        return self
+
     def used(self, ttft: int, e2e: int, output: int) -> float:
         """Return the largest part of a limit that one request takes, given its times and tokens out."""
         times = {"ttft": ttft, "e2e": e2e, "tpot": (e2e - ttft) / max(output - 1, 1)}

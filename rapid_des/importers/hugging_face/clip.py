@@ -33,8 +33,8 @@ def vision_of_pair(keys: Keys) -> Tree:
 def _of_pair(keys: Keys, section: str, other: str) -> Keys:
     keys.ignore("it is the other tower", other)
     keys.ignore(_OTHER_TASKS, "logit_scale_init_value", "text_config_dict", "vision_config_dict")
-    stated = keys.get(section, dict, {})
-    return keys.enter(stated | {"projection_dim": keys.count("projection_dim", 512, least=1)}, section)
+    width = keys.count("projection_dim", 512, least=1)
+    return keys.enter(keys.get(section, dict, {}) | {"projection_dim": width, "architectures": []}, section)
 
 
 def text_tower(keys: Keys) -> Tree:
@@ -59,7 +59,7 @@ def vision_tower(keys: Keys) -> Tree:
 
 def _tower(keys: Keys, usual: Tree, *, causal: bool) -> Tree:
     """Read what both towers have in common; `usual` holds defaults."""
-    keys.notes.append("one tower, with its projection: products of both towers' features are left out")
+    keys.notes.append("one tower: products of both towers' features are left out")
     if keys.value("hidden_act", "quick_gelu") == "quick_gelu":
         keys.notes.append("quick_gelu takes what gelu takes")
     heads = keys.count("num_attention_heads", usual["num_attention_heads"], least=1)
@@ -75,5 +75,17 @@ def _tower(keys: Keys, usual: Tree, *, causal: bool) -> Tree:
         "norm": "layer_norm",
         "position": "learned",
         "tied_embeddings": False,
-        "features": keys.count("projection_dim", 512, least=1),
+        "features": _features(keys),
     }
+
+
+def _features(keys: Keys) -> int:
+    """Return the width of a tower's projection; 0 for those of which `architectures` names the tower alone.
+
+    `CLIPTextModel`, as Stable Diffusion has it, gives all positions; `CLIPTextModelWithProjection` features.
+    """
+    names = keys.get("architectures", list, [])
+    if any(name in ("CLIPTextModel", "CLIPVisionModel") for name in names):
+        keys.ignore("the architecture is the tower without its projection", "projection_dim")
+        return 0
+    return keys.count("projection_dim", 512, least=1)
