@@ -27,6 +27,7 @@ from rapid_des.serving.groups import Beside, besides_of
 from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
+from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 _LENGTHS = 1024, 3072
@@ -89,12 +90,20 @@ def served_energy(
     parts = [Beside(job, machine), *besides_of(job, cache)]
     known = list[tuple[str, ServedEnergy]]()
     for number, part in enumerate(parts):
-        seconds = result.gpu_seconds if len(parts) == 1 else result.gpu_seconds_of(number)
+        seconds = result.gpu_seconds if len(parts) == 1 else _gpu_seconds(result, number)
         spent = _of_part(part, loads, seconds, cache)
         if spent is None:
             return None
         known.append((part.machine.name, spent))
     return _together(known, int(result.tokens.sum()))
+
+
+def _gpu_seconds(result: ServeResult, number: int) -> float:
+    """Return the time of the GPUs of one group of replicas."""
+    if result.sizes:
+        return result.sizes[number].gpus * result.sizes[number].replica_time(result.elapsed) / PS_PER_S
+    group = result.groups[number]
+    return group.replicas * group.engine.gpus * result.elapsed / PS_PER_S
 
 
 def _of_part(

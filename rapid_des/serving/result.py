@@ -218,13 +218,6 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             return self.gpus * self.elapsed / PS_PER_S
         return sum(size.gpus * size.replica_time(self.elapsed) for size in self.sizes) / PS_PER_S
 
-    def gpu_seconds_of(self, group: int) -> float:
-        """Return the time of the GPUs of one group of replicas."""
-        if self.sizes:
-            return self.sizes[group].gpus * self.sizes[group].replica_time(self.elapsed) / PS_PER_S
-        chosen = self.groups[group]
-        return chosen.replicas * chosen.engine.gpus * self.elapsed / PS_PER_S
-
     def goodput(self, slo: Slo) -> float:
         """Return how many requests a second are answered within all limits."""
         return float(slo.met_by(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
