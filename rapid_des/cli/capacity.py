@@ -10,17 +10,15 @@ from msgspec.structs import replace
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
-    OF_SERVERS,
     Amount,
     echo_marked,
     job_options,
     json_option,
     names_or_files,
-    open_job,
     plot_option,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
-from rapid_des.cli.serve import given_server, workload_option, workload_texts
+from rapid_des.cli.serve import open_server, workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
@@ -91,7 +89,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     check_report(options["report"], force=options["force"])
-    wanted, loaded = open_job(given_server(job, machine), machine, settings, reads=OF_SERVERS)
+    wanted, loaded = open_server(job, machine, settings, options)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"

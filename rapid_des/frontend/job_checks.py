@@ -32,7 +32,7 @@ def check_job(job: Job) -> None:
     """Raise a `ConfigError` for the first thing that does not fit."""
     _check_sections(job)
     _check_axes(job)
-    if job.model.spec.patches or not job.model.generates:
+    if job.model.spec.patches or not job.model.generates or job.spec.reads_source:
         _refuse_first(job, encoder_refusals(job))
     _check_tensor_parallel(job)
     if job.spec.phase == "training":

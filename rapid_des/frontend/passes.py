@@ -106,6 +106,14 @@ def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tu
     return (*first, *moved)
 
 
+def joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return lists concatenated; each waits for the end of the one before."""
+    whole: tuple[Operation, ...] = ()
+    for operations in lists:
+        whole = following(whole, operations)
+    return whole
+
+
 _EXCHANGE = STREAMS.index("ep")
 
 

@@ -114,7 +114,7 @@ class Pool(Struct, frozen=True, dict=True):
         shard = self.alone.shard(1, 1, 1)
         return max(
             sum(
-                count * self.job.kinds[section.kind].layer.mixer.cache_bytes(shard, tokens)
+                count * self.job.kinds[section.kind].layer.cache_bytes(shard, tokens)
                 for section, count in stage_sections(self.alone, stage).items()
                 if section.name == "block"
             )

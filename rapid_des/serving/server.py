@@ -303,6 +303,9 @@ def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     if not job.model.generates and (job.spec.serving or ServingSpec()).task != "embed":
         problem = f"{job.model.name} is an encoder and makes no tokens one by one; state serving.task: embed"
         raise ConfigError(problem, file=job.file, key="model")
+    if job.model.encoder is not None:
+        problem = f"{job.model.name} has an encoder in front of it: `run` serves static batches of it alone"
+        raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"
         raise ConfigError(problem, file=job.file, key="parallelism.cp")

@@ -38,7 +38,6 @@ from rapid_des.values import replace
 _FULL_DRAWS = 4
 """Number of runs behind the interval of a full server's rate."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
-OnProgress = Callable[[str], None]
 _Refused = tuple[str, str]
 
 
@@ -161,7 +160,7 @@ def capacity(
     demand: ServerLoad,
     *,
     cache: BoundedCache | None = None,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
 
@@ -387,7 +386,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     load: float | None = None,
     price: float | None = None,
     cache: BoundedCache | None = None,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fleets:
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 

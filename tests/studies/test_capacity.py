@@ -220,6 +220,24 @@ def test_the_command_prints_a_row_a_layout(monkeypatch):
     assert "ttfx" in refused(call("capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "ttfx=1s"))
 
 
+def test_the_rate_of_a_model_is_found_without_a_job_file():
+    words = (
+        "capacity",
+        "llama3_2_1b",
+        "--on",
+        "dgx_a100",
+        "--slo",
+        "e2e=1h",
+        "--prompt",
+        "100",
+        "--output",
+        "2",
+    )
+    answer = call(*words, "--requests", "10", "--json")
+    (row,) = answer.json["rows"]
+    assert row["gpus"] == 1 and row["rate_per_s"] > 0 and "tp 1 on 8 replicas" in answer.err
+
+
 def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):
     demand = ServerLoad(Slo.parse("tpot=30ms ttft=1s"), requests=40)
     found = fleets(job, node, demand, with_splits(["tp=2"], 2), load=100.0, price=1.0, cache=CACHE)

@@ -22,19 +22,22 @@ _OTHER_TASKS = "it is of a loss that is left out, or says again what the tower's
 
 def text_of_pair(keys: Keys) -> Tree:
     """Read the tower for texts of a config of both."""
-    return text_tower(_of_pair(keys, "text_config", "vision_config"))
+    return text_tower(of_pair(keys, "text_config", "vision_config"))
 
 
 def vision_of_pair(keys: Keys) -> Tree:
     """Read the tower for images of a config of both."""
-    return vision_tower(_of_pair(keys, "vision_config", "text_config"))
+    return vision_tower(of_pair(keys, "vision_config", "text_config"))
 
 
-def _of_pair(keys: Keys, section: str, other: str) -> Keys:
+def of_pair(keys: Keys, section: str, other: str) -> Keys:
+    """Return the keys of one section of a config of two towers, with the width of their features."""
     keys.ignore("it is the other tower", other)
     keys.ignore(_OTHER_TASKS, "logit_scale_init_value", "text_config_dict", "vision_config_dict")
-    width = keys.count("projection_dim", 512, least=1)
-    return keys.enter(keys.get(section, dict, {}) | {"projection_dim": width, "architectures": []}, section)
+    stated = keys.get(section, dict, {}) | {"architectures": []}
+    if "projection_dim" in keys:
+        stated["projection_dim"] = keys.count("projection_dim", 512, least=1)
+    return keys.enter(stated, section)
 
 
 def text_tower(keys: Keys) -> Tree:
@@ -66,8 +69,15 @@ def _tower(keys: Keys, usual: Tree, *, causal: bool) -> Tree:
     return {
         "hidden": keys.count("hidden_size", usual["hidden_size"], least=1),
         "layers": keys.count("num_hidden_layers", 12, least=1),
-        "attention": {"heads": heads, "qkv_bias": True, "output_bias": True, "causal": causal},
+        "attention": {
+            "kind": "attention",
+            "heads": heads,
+            "qkv_bias": True,
+            "output_bias": True,
+            "causal": causal,
+        },
         "feed_forward": {
+            "kind": "dense",
             "activation": keys.choice("hidden_act", _WITH_QUICK, "quick_gelu"),
             "hidden": keys.count("intermediate_size", usual["intermediate_size"], least=1),
             "bias": True,
