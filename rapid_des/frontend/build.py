@@ -28,10 +28,10 @@ from rapid_des.frontend.parts import (
     ModelSection,
     PieceKey,
     Pieces,
-    parameters_of,
     price_lists,
     section_counts,
     section_parameters,
+    stage_parameters,
     stage_sections,
     training_lists,
 )
@@ -239,7 +239,7 @@ def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]
     sizes = section_parameters(job)
     for stage in range(job.stages):
         key = PieceKey(OPTIMIZER, "backward", stage)
-        for name, kernel in step_kernels(job, stage, parameters_of(job, stage, sizes)).items():
+        for name, kernel in step_kernels(job, stage, stage_parameters(job, stage, sizes)).items():
             yield key, name, kernel
 
 
