@@ -33,8 +33,8 @@ host moves within the block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import cast
 
@@ -186,6 +186,10 @@ class PipelineBlock(Struct, frozen=True):
         return tuple(finish[cut + hosted] for cut in self.cuts)
 
 
+_MOST_TIMED = 512
+"""Chains of blocks that are kept with a job's blocks."""
+
+
 class JobBlocks(Struct, frozen=True, eq=False, dict=True):
     """A job divided into blocks and an outer graph; see the module. Compares by identity."""
 
@@ -254,8 +258,13 @@ class JobBlocks(Struct, frozen=True, eq=False, dict=True):
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
         """Return the program of one stage's ranks with its blocks as compute nodes."""
-        pieces = {key: _timed(block, durations.get(key)) for key, block in self.blocks.items()}
+        pieces = {key: self._timed_block(key, durations.get(key)) for key in self.blocks}
         return self.priced.program(stage, {**self.priced.pieces, **pieces})
+
+    @cached_property
+    def _timed_block(self) -> Callable[[PieceKey, Cuts | None], PricedPiece]:
+        """What makes chains of blocks; stages share most of them."""
+        return lru_cache(_MOST_TIMED)(lambda key, cuts: _timed(self.blocks[key], cuts))
 
     def uses(self, stage: int, segment: Segment) -> Counter[PieceKey]:
         """Return how often a segment of a stage's program runs each block."""

@@ -30,6 +30,7 @@ from rapid_des.frontend.parts import (
     Pieces,
     price_lists,
     section_counts,
+    section_parameters,
     stage_parameters,
     stage_sections,
     training_lists,
@@ -233,9 +234,12 @@ def _kernels(job: Job, lists: Lists) -> Iterator[tuple[PieceKey, str, Operator]]
         for operation in operations:
             if operation.operator is not None:
                 yield key, f"{key.phase}.{operation.name}", operation.operator
-    for stage in range(job.stages if job.spec.training is not None else 0):
+    if job.spec.training is None:
+        return
+    sizes = section_parameters(job)
+    for stage in range(job.stages):
         key = PieceKey(OPTIMIZER, "backward", stage)
-        for name, kernel in step_kernels(job, stage, stage_parameters(job, stage)).items():
+        for name, kernel in step_kernels(job, stage, stage_parameters(job, stage, sizes)).items():
             yield key, name, kernel
 
 

@@ -269,7 +269,10 @@ def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[P
     return tuple(named)
 
 
-def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
+_Sizes: TypeAlias = dict[ModelSection, Counter[Domain]]
+
+
+def section_parameters(job: Job) -> _Sizes:
     """Return the parameters of one rank in each section by domain, as its backward makes their gradients."""
     shard = job.shard(1, 1, 1)
     lists = {
@@ -282,7 +285,7 @@ def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
     draft = None if job.spec.speculative is None else drafting(job)
     if job.spec.speculative is not None and draft is None:
         lists[DRAFT] = prediction_backward(shard, LayerKind(job.model.pattern[-1]), has_table=True)
-    sizes: dict[ModelSection, Counter[Domain]] = {section: Counter() for section in lists}
+    sizes: _Sizes = {section: Counter() for section in lists}
     if draft is not None:
         sizes[DRAFT] = stage_parameters(draft, 0)
     spec = None if job.spec.training is None else job.training.adapters
@@ -300,12 +303,11 @@ def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
     return sizes
 
 
-def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
-    """Return the parameters of one rank of a stage by domain."""
-    sizes, total = section_parameters(job), Counter[Domain]()
+def stage_parameters(job: Job, stage: int, known: _Sizes | None = None) -> Counter[Domain]:
+    """Return the parameters of one rank of a stage by domain; `known` are those of each section."""
+    sizes, total = known or section_parameters(job), Counter[Domain]()
     for section, count in stage_sections(job, stage).items():
-        for domain, elements in sizes[section].items():
-            total[domain] += count * elements
+        total.update({domain: count * elements for domain, elements in sizes[section].items()})
     return total
 
 

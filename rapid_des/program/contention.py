@@ -24,7 +24,7 @@ Places on multiprocessors are not followed: blocks that memory holds up are take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from typing import cast
 
@@ -105,7 +105,8 @@ def with_contention(
         states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]
     kind = np.full(len(program), NONE, np.int32)
     rows = zip(different.tolist(), uses, strict=True)
-    shares = np.stack([_shares(device, row, use, states) for row, use in rows]).astype(np.int32)
+    beside = {part: np.array([getattr(state, part) for state in states]) for part in fields(Occupancy)}
+    shares = np.stack([_shares(device, row, use, beside) for row, use in rows]).astype(np.int32)
     kind[visits[kernels]] = kind_of
     return replace(program, contention=Contention(weight, kind, shares))
 
@@ -157,14 +158,16 @@ def _use(device: Device, row: Sequence[int]) -> Occupancy:
     return Occupancy(chip=chip, memory=memory)
 
 
-def _shares(device: Device, row: Sequence[int], use: Occupancy, states: Sequence[Occupancy]) -> Int64s:
-    """Return a kernel's share of the rate beside each set of streams, rounded down."""
+def _shares(device: Device, row: Sequence[int], use: Occupancy, beside: Mapping[str, Int64s]) -> Int64s:
+    """Return a kernel's share of the rate beside each set of streams, rounded down.
+
+    `beside` is what each set takes, by the fields of `Occupancy`.
+    """
     bound, duration, moved, _ = row
-    sms, traffic, chip, memory = (
-        np.array([getattr(state, part) for state in states], np.int64) for part in fields(Occupancy)
-    )
-    slower = slowdowns(device, (cast(Bound, BOUNDS[bound]), duration, max(moved, 0)), sms, traffic)
+    kernel = cast(Bound, BOUNDS[bound]), duration, max(moved, 0)
+    slower = slowdowns(device, kernel, beside["sms"], beside["traffic"])
     # Where a kernel and its neighbours want more than WHOLE of a resource, all slow alike.
-    beside = (chip + memory) > 0
-    slower *= np.where(beside, np.maximum(WHOLE, np.maximum(chip + use.chip, memory + use.memory)) / WHOLE, 1)
+    chip, memory = beside["chip"], beside["memory"]
+    wanted = np.maximum(WHOLE, np.maximum(chip + use.chip, memory + use.memory)) / WHOLE
+    slower *= np.where((chip + memory) > 0, wanted, 1)
     return np.maximum(1, np.floor(ALONE / slower)).astype(np.int64)

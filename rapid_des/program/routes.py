@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, fingerprint, starts_of
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.spraying import spread
@@ -260,6 +261,19 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]], *, alone: bool
     most = max(1, _BATCH // (members * min(members, COMPARED)))
     batches = (groups[begin : begin + most] for begin in range(0, len(groups), most))
     return [key for batch in batches for key in _signatures(machine, batch, alone=alone)]
+
+
+def known_signatures(
+    machine: Machine, groups: Sequence[Sequence[int]], cache: BoundedCache, *, alone: bool = False
+) -> list[bytes]:
+    """Return what `signatures` does, from the cache where a machine of equal links has asked before."""
+    key = ("signatures", machine.network, tuple(map(tuple, groups)), alone)
+    bytes_of_key = 8 * sum(map(len, groups))
+    return cache.get_or_make(
+        key,
+        lambda: signatures(machine, groups, alone=alone),
+        weight=lambda keys: bytes_of_key + sum(map(len, keys)),
+    )
 
 
 def _signatures(machine: Machine, groups: Sequence[Sequence[int]], *, alone: bool) -> list[bytes]:

@@ -180,7 +180,7 @@ def _found(hits: Plain) -> str:
 def _throughput(plain: Plain) -> dict[str, str]:
     """Return the rates of the steady window, and those until the last answer."""
     requests, steady = plain["throughput"]["requests_per_s"], plain["steady_requests_per_s"]
-    tokens, in_window, end = _tokens(plain)
+    tokens, in_window, end = token_rates(plain)
     whole = f"{requests:.3g} requests/s, {tokens:,.0f} tokens/s {end}"
     if steady is None:
         return {"throughput": f"{whole}, drain included: too few requests for a steady rate"}
@@ -193,7 +193,7 @@ def _throughput(plain: Plain) -> dict[str, str]:
     }
 
 
-def _tokens(plain: Plain) -> tuple[float, float, str]:
+def token_rates(plain: Plain) -> tuple[float, float, str]:
     """Return tokens a second until the last answer and in the steady window, and `out` or `in`."""
     rates, steady = plain["throughput"], plain["steady_requests_per_s"] or 0.0
     if plain["task"] == "generate":

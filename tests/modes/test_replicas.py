@@ -61,6 +61,11 @@ def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
     assert once.folded == mates  # blocks of different sizes too: 7 does not divide the gradients
 
 
+@pytest.mark.parametrize("axes", [{"tp": 8, "dp": 2}, {"tp": 4, "cp": 2, "dp": 2}])
+def test_one_rank_stands_for_its_inner_group_in_blocks_by_closed_forms(axes):
+    both("dgx_h100_x8", 2, mode="analytical", pp=1, **axes)
+
+
 def test_replicas_whose_messages_take_other_ways_are_not_one():
     # on a torus the stages of some replicas are farther apart than those of the first
     assert both("torus2d_ring_a100_64", 4, mode="hybrid", tp=2, pp=4, dp=3).folded < 3

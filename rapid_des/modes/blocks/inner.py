@@ -25,6 +25,7 @@ from rapid_des.modes.blocks.reach import (
     keys_beside_health,
     lowered_on,
 )
+from rapid_des.modes.blocks.replicas import lowered_mates
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute, on_idle_links
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
@@ -189,7 +190,7 @@ def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: 
             passed=block.passed(finish.tolist(), hosted=hosted),
             starts=np.min([records.start[rank_visits] for rank_visits in visits], axis=0),
             compute=_computes(lowered, records),
-            hops=records.hops,
+            hops=records.hops * lowered.copies,
             served=lowered.served,
             busiest=_busiest(lowered, records, analytic=analytic),
             skew=int(ends.max() - ends.min()),
@@ -203,11 +204,15 @@ def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: 
 
 def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
     def make(machine: Machine) -> Lowered:
-        play = on_idle_links(traces, machine, inputs.choice, cache) if inputs.analytic else None
-        return lower(traces, machine, analytic=inputs.analytic, play=play, cache=cache)
+        return lower(traces, machine, cache=cache)
 
     machine = inputs.machine
-    if inputs.analytic or inputs.basis[0] is machine:
+    if inputs.analytic:
+        play = on_idle_links(traces, machine, inputs.choice, cache)
+        lines = traces.table_numbers()
+        mates = lowered_mates(traces, lines, machine, play, cache) if inputs.choice.fold else None
+        return mates[0] if mates else lower(traces, machine, analytic=True, play=play, cache=cache)
+    if inputs.basis[0] is machine:
         return make(machine)
     key = key_of(traces, inputs.choice, analytic=False)
     return lowered_on(machine, cache, key, make, _WEIGHT * len(traces.ranks[0].nodes))

@@ -145,10 +145,11 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     cache = BoundedCache() if cache is None else cache
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
-    places = cache.get_or_make(("places", blocks), lambda: _places(blocks))
+    divided = (blocks.job, blocks.inside)  # what groups follow from, whatever their blocks last
+    places = cache.get_or_make(("places", divided), lambda: _places(blocks))
     chosen = representatives(machine, places, cache, strict=strict)
     make = partial(sharing, machine, tuple(dict.fromkeys(blocks.run_groups)), places)
-    shared = kept(machine, cache, ("sharing", blocks), make, 40 * len(machine.fabric))
+    shared = kept(machine, cache, ("sharing", divided), make, 40 * len(machine.fabric))
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
 
     def at(place: int) -> BlockRun:

@@ -26,7 +26,7 @@ from rapid_des.network.fabric import Routes
 from rapid_des.program.expansions import Expanded
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import RankBinding, RankProgram
-from rapid_des.program.routes import COMPARED, Reach, all_pairs, compared_pairs, signatures
+from rapid_des.program.routes import COMPARED, Reach, all_pairs, compared_pairs, known_signatures, signatures
 from rapid_des.program.services import hop_table
 from rapid_des.program.switch_trees import tree_pairs
 from rapid_des.values import replace
@@ -72,7 +72,7 @@ def group_keys(
 ) -> list[bytes]:
     """Return the key of each group as `signatures` does; `tables` are of groups of one size each."""
     if not machine.faults:
-        return [key for table in tables for key in signatures(machine, table)]
+        return [key for table in tables for key in known_signatures(machine, table, cache)]
     return keys_beside_health(machine, tables, cache)[0]
 
 
@@ -102,7 +102,7 @@ def kept(
     """Return what `make` makes of a machine's routes alone: once for all faults that leave these."""
     if not keeps_routes(machine):
         return make()
-    return cache.get_or_make((key, healthy_of(machine, cache)), make, weight=lambda _: weight)
+    return cache.get_or_make((key, machine.unfaulted.network), make, weight=lambda _: weight)
 
 
 def in_health(

@@ -22,9 +22,9 @@ from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, TimeAlone
 from rapid_des.program.collectives.plans import CollectiveCall, Play
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.lowering import lower
+from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.replicas import Mates, Replicas
-from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.routes import geometry, known_signatures
 from rapid_des.program.switch_trees import NO_TREES
 from rapid_des.values import replace
 
@@ -107,73 +107,80 @@ def _of_all(execution: Execution, count: int) -> Execution:
 def _run_mates(
     trace: JobTrace, machine: Machine, choice: EngineChoice, *, trail: bool, cache: BoundedCache
 ) -> tuple[JobTrace, Run] | None:
-    """Run one rank of each stage for all of its stage; None if some might live otherwise.
-
-    That needs that nothing takes a link, that all ranks of a stage run one program, and that what the groups
-    of a kind in a stage do, and its messages, last as long: then members reach everything together.
-    """
-    stages = np.array(trace.stage_of_rank)
-    firsts = [int(np.flatnonzero(stages == stage)[0]) for stage in range(trace.job.stages)]
-    ranks = trace.traces.ranks
-    if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, stages)):  # noqa: B905
-        return None
+    """Run one rank of each stage for all of its stage; None if some might live otherwise."""
     play = on_idle_links(trace.traces, machine, choice, cache)
-    numbers, alone = (
-        np.array([rank.rank for rank in ranks], np.int64),
-        TimesAlone(trace.traces, machine, play, cache),
-    )
-    lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
-    if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, alone, stages, numbers):
+    mates = lowered_mates(trace.traces, trace.stage_of_rank, machine, play, cache)
+    if mates is None:
         return None
-    if not _messages_alike(trace, alone, stages):
+    lowered, firsts = mates
+    execution = execute(lowered.program, choice, trail=trail, name=lowered.name)
+    return _some_of(trace, firsts), Run(lowered, _of_all(execution, lowered.copies), machine)
+
+
+def lowered_mates(
+    traces: TraceSet, line_of_rank: Sequence[int], machine: Machine, play: Play, cache: BoundedCache
+) -> tuple[Lowered, list[int]] | None:
+    """Return one rank of each line, lowered for all of its line where nothing takes a link, and its place.
+
+    `line_of_rank` is a number from 0 for each rank. None unless all lines are as long, all ranks of a line
+    run one program, and what the groups of a kind in a line do, and its messages, last as long: then members
+    reach everything together.
+    """
+    ranks, lines = traces.ranks, np.array(line_of_rank)
+    firsts = np.unique(lines, return_index=True)[1].tolist()
+    if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, lines)):  # noqa: B905
         return None
-    image = np.arange(trace.job.gpus)
-    for line in lines:
-        image[line] = np.roll(line, -1)
-    mates = Mates(len(lines[0]), image)
-    first = _some_of(trace, firsts)
+    alone = TimesAlone(traces, machine, play, cache)
+    if len(set(np.bincount(lines).tolist())) > 1:
+        return None
+    if not (_groups_alike(traces, lines, alone) and _messages_alike(traces, lines, alone)):
+        return None
+    numbers, image = np.array([rank.rank for rank in ranks]), np.arange(machine.fabric.gpus)
+    for line in range(len(firsts)):
+        image[numbers[lines == line]] = np.roll(numbers[lines == line], -1)
+    mates = Mates(len(ranks) // len(firsts), image)
+    first = replace(traces, ranks=tuple(ranks[place] for place in firsts))
     try:
-        lowered = lower(first.traces, machine, analytic=True, play=play, replicas=mates, cache=cache)
+        lowered = lower(first, machine, analytic=True, play=play, replicas=mates, cache=cache)
     except UnsupportedByEngine:
         return None
-    execution = execute(lowered.program, choice, trail=trail, name=lowered.name)
-    return first, Run(lowered, _of_all(execution, mates.count), machine)
+    return lowered, firsts
 
 
-def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
-    """Return whether all process groups of one kind and one set of stages take equally long."""
-    stage_of = np.full(trace.job.gpus, -1, np.int64)
-    stage_of[numbers] = stages
+def _groups_alike(traces: TraceSet, lines: Int64s, alone: TimesAlone) -> bool:
+    """Return whether all process groups of one kind and one set of lines take equally long."""
+    line_of = dict(zip((rank.rank for rank in traces.ranks), lines.tolist(), strict=True))
     kinds: dict[tuple[object, ...], dict[tuple[int, ...], str]] = {}
-    for name, ranks in trace.traces.groups.items():
+    for name, ranks in traces.groups.items():
         if len(ranks) > 1:
-            where = tuple(sorted(set(stage_of[list(ranks)].tolist())))
+            where = tuple(sorted({line_of.get(rank, -1) for rank in ranks}))
             kinds.setdefault((name.partition(".")[0], where, len(ranks)), {})[ranks] = name
-    return all(_last_alike(trace, alone, groups) for groups in kinds.values())
+    return all(_last_alike(traces, lines, alone, groups) for groups in kinds.values())
 
 
-def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
+def _last_alike(
+    traces: TraceSet, lines: Int64s, alone: TimesAlone, groups: Mapping[tuple[int, ...], str]
+) -> bool:
     """Return whether groups have equal routes, or their libraries take equally long on any routes."""
-    likes = dict(zip(signatures(alone.machine, list(groups)), groups.items(), strict=True))
+    likes = dict(zip(alone.signatures(list(groups)), groups.items(), strict=True))
     if len(likes) == 1:
         return True
-    place = {rank.rank: number for number, rank in enumerate(trace.traces.ranks)}
-    by_stage: dict[int, set[tuple[object, ...]]] = {}
+    place = {rank.rank: number for number, rank in enumerate(traces.ranks)}
+    by_line: dict[int, set[tuple[object, ...]]] = {}
     for ranks, name in likes.values():
-        for stage, rank in {trace.stage_of_rank[place[rank]]: rank for rank in ranks}.items():
-            times = alone.collectives(trace.traces.ranks[place[rank]], name)
-            by_stage.setdefault(stage, set()).add(times)
-    return all(map(_are_known_and_equal, by_stage.values()))
+        for line, rank in {int(lines[place[rank]]): rank for rank in ranks}.items():
+            times = alone.collectives(traces.ranks[place[rank]], name)
+            by_line.setdefault(line, set()).add(times)
+    return all(map(_are_known_and_equal, by_line.values()))
 
 
-def _messages_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s) -> bool:
-    """Return whether the messages of all ranks of a stage to one other last as long."""
-    ranks = trace.traces.ranks
-    for stage in range(trace.job.stages):
-        stage_ranks = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
-        for peer in range(len(stage_ranks[0].peers)):
-            pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in stage_ranks}
-            likes = dict(zip(signatures(alone.machine, list(pairs)), pairs.values(), strict=True))
+def _messages_alike(traces: TraceSet, lines: Int64s, alone: TimesAlone) -> bool:
+    """Return whether the messages of all ranks of a line to one other last as long."""
+    for line in range(int(lines.max()) + 1):
+        mates = [traces.ranks[at] for at in np.flatnonzero(lines == line).tolist()]
+        for peer in range(len(mates[0].peers)):
+            pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in mates}
+            likes = dict(zip(alone.signatures(list(pairs)), pairs.values(), strict=True))
             if len(likes) > 1 and not _are_known_and_equal(
                 {alone.messages(rank, peer) for rank in likes.values()}
             ):
@@ -208,11 +215,16 @@ class TimesAlone:
     ) -> None:
         cache = BoundedCache() if cache is None else cache
         self.machine, self._groups, self._exchanges = machine, GroupTable(traces, machine), traces.exchanges
+        self._cache = cache
         libraries = libraries_of(traces, machine)
         self._communication = Communication(
             machine, self._groups, cache, analytic=True, libraries=libraries, play=play
         )
         self._calls = remembered(_calls)
+
+    def signatures(self, groups: Sequence[tuple[int, ...]]) -> list[bytes]:
+        """Return a key of the routes of each group, all of one size."""
+        return known_signatures(self.machine, groups, self._cache)
 
     def collectives(self, rank: RankTrace, name: str) -> tuple[TimeAlone | None, ...]:
         """Return what each distinct collective of a rank's group takes alone; None: its routes decide."""

@@ -196,8 +196,12 @@ class Libraries:
             return False
         bounds = pairwise(starts_of(counts).tolist())
         nodes = [tuple(ranks[member] for member in order[begin:end]) for begin, end in bounds]
-        trees = [self._machine.switch_trees.over(node) for node in nodes]
-        return all(tree is not None and len(tree.switches) == 1 for tree in trees)
+        machine, trees = self._machine, self._machine.switch_trees
+
+        def each_below_one() -> bool:
+            return all(tree is not None and len(tree.switches) == 1 for tree in map(trees.over, nodes))
+
+        return self._memory.get_or_make(("one switch", machine.network, tuple(nodes)), each_below_one)
 
     def _nic_blocks(self, ranks: Sequence[int]) -> int:
         """Return the blocks of an all-to-all that the busiest NIC sends: those of its node to its place."""

@@ -43,7 +43,7 @@ from rapid_des.program.collectives.templates import Templates, fixed_message, fi
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
-from rapid_des.program.routes import signatures
+from rapid_des.program.routes import known_signatures
 from rapid_des.program.services import MessageSizes
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
@@ -141,7 +141,7 @@ class Communication:
         if max(ranks) >= self._machine.fabric.gpus:
             return b""  # nobody of that name: refused when the rank is bound
         machine = self._machine if self.analytic else self._machine.unfaulted
-        return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
+        return known_signatures(machine, [tuple(dict.fromkeys(ranks))], self._remembered)[0]
 
     def crossings_key(self, ranks: Ranks) -> bytes:
         """Return a key of the zero-load times among a group: a library's lags follow from them."""
@@ -149,7 +149,7 @@ class Communication:
             return b""
         if ranks not in self._crossings:
             distinct = tuple(dict.fromkeys(ranks))
-            (self._crossings[ranks],) = signatures(self._machine.unfaulted, [distinct], alone=True)
+            (self._crossings[ranks],) = self._crossing_keys([distinct])
         return self._crossings[ranks]
 
     def learn_crossings(self, ends: Iterable[tuple[int, int]]) -> None:
@@ -157,8 +157,10 @@ class Communication:
         gpus = self._machine.fabric.gpus
         pairs = [pair for pair in dict.fromkeys(ends) if max(pair) < gpus and pair[0] != pair[1]]
         if pairs:
-            keys = signatures(self._machine.unfaulted, pairs, alone=True)
-            self._crossings |= zip(pairs, keys, strict=True)
+            self._crossings |= zip(pairs, self._crossing_keys(pairs), strict=True)
+
+    def _crossing_keys(self, groups: Sequence[Ranks]) -> list[bytes]:
+        return known_signatures(self._machine.unfaulted, groups, self._remembered, alone=True)
 
     @property
     def needs_crossings(self) -> bool:
@@ -239,19 +241,24 @@ class Communication:
         number = self.templates.number
         if cost is None and self.analytic:
             key: tuple[object, ...] = ("message alone", size, self.routes_key(ends))
-            return number(key, lambda: fixed_message(message_alone(size, self._machine, *ends), self.sizes))
+            return number(key, lambda: fixed_message(self._lasts(size, self._machine, ends), self.sizes))
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            healthy = message_alone(size, self._machine.unfaulted, *ends)
+            healthy = self._lasts(size, self._machine.unfaulted, ends)
             lasts = max(cost.duration, healthy)  # which has the library's lags besides its links
             if self._slowed:
-                lasts += max(message_alone(size, self._machine, *ends) - healthy, 0)
+                lasts += max(self._lasts(size, self._machine, ends) - healthy, 0)
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
         key = ("library message", cost, size, self.crossings_key(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
+
+    def _lasts(self, size: int, machine: Machine, ends: tuple[int, int]) -> int:
+        """Return the picoseconds of a message between two GPUs at zero load."""
+        key = ("message alone", machine.network, size, ends)
+        return self._remembered.get_or_make(key, lambda: message_alone(size, machine, *ends))
 
     def _laid_out(self, call: CollectiveCall, kind: str, ranks: Ranks) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it."""

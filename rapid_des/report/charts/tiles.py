@@ -7,6 +7,7 @@ from typing import Any
 
 from rapid_des.report.charts import Tile, Tiles
 from rapid_des.report.plan_text import differing_text
+from rapid_des.report.serve_text import token_rates
 from rapid_des.report.tables import Plain, change_text, heading, seconds_text, shown
 
 _GIB = 2**30
@@ -77,7 +78,8 @@ def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
     if kept is not None:
         every = kept["attained"]["all"] or 0.0
         tiles.append(Tile("Keeps the limits", f"{every:.1%}", f"of requests within {kept['slo']}"))
-    for name, label in (("ttft", "First token, p99"), ("tpot", "Per output token, p99")):
+    first = "First token, p99" if plain["task"] == "generate" else "Answer, p99"
+    for name, label in (("ttft", first), ("tpot", "Per output token, p99")):
         found = plain.get(f"{name}_s")
         if found and found.get("p99") is not None:
             limit = f"limit {seconds_text(limits[name])}; " if name in limits else ""
@@ -86,8 +88,10 @@ def served_tiles(plain: Plain, limits: Mapping[str, float]) -> Tiles:
             )
     tiles += _spent(plain)
     rate, queue = plain["throughput"], plain.get("queue_s") or {}
-    tokens = f"{rate['output_tokens_per_s']:,.0f} tokens/s out"
-    tiles.append(Tile("How much it does", f"{rate['requests_per_s']:.3g} requests/s", tokens))
+    tokens, _, end = token_rates(plain)
+    tiles.append(
+        Tile("How much it does", f"{rate['requests_per_s']:.3g} requests/s", f"{tokens:,.0f} tokens/s {end}")
+    )
     if plain.get("kv_occupancy"):
         held = plain["kv_occupancy"]
         waits = f"; p99 of waits in the queue {seconds_text(queue['p99'])}" if queue.get("p99") else ""

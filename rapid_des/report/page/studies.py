@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rapid_des.report.charts import Bars, Chart, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.charts.breakdown import part_name
@@ -32,6 +32,7 @@ def difference_sections(plain: Plain, sides: Sequence[Plain], names: tuple[str, 
         Tile("A", seconds_text(before), names[0]),
         Tile("B", seconds_text(after), names[1]),
         Tile("B against A", change_text(after, before), added_text(plain["added_ps"])),
+        *difference_answers(plain),
     ]
     parts = dict.fromkeys(part for side in sides for part, time in side["breakdown_s"].items() if time)
     both = [
@@ -46,6 +47,22 @@ def difference_sections(plain: Plain, sides: Sequence[Plain], names: tuple[str, 
         PageSection("Side by side", [Bars("where the time of each goes, on one scale", both)]),
         PageSection("What makes the difference", [_terms(plain["terms"]), *report]),
     ]
+
+
+def difference_answers(plain: Plain) -> Iterator[Tile]:
+    """Yield which part makes most of a difference, what bounds both sides, and what memory they need."""
+    if any(row["added_ps"] for row in plain["parts"]):
+        most = max(plain["parts"], key=lambda row: abs(row["added_ps"]))
+        yield Tile("What makes most of it", part_name(most["part"]), added_text(most["added_ps"]))
+    for key, label, text in (
+        ("bound", "What bounds them", str),
+        ("memory_bytes", "Memory they need", lambda size: f"{size / 2**30:.1f} GiB"),
+    ):
+        both = [text(value) for value in plain["figures"].get(key, {}).values()]
+        if both:
+            yield Tile(
+                label, " and ".join(dict.fromkeys(both)), "A, then B" if len(set(both)) > 1 else "both"
+            )
 
 
 def _terms(terms: Sequence[Plain]) -> Bars:
