@@ -90,8 +90,8 @@ def _reads(terminal: int, patience_s: float) -> bool:
 
 
 def main(wanted: list[str]) -> None:
-    """Print how long commands are silent."""
-    rows = []
+    """Print how long commands are silent, each as soon as it has ended."""
+    click.echo("whole s  processor s  silent s  code  command")
     for words, text in commands().items():
         if words == "rapid-des ui" or (wanted and not any(word in words for word in wanted)):
             continue
@@ -99,9 +99,7 @@ def main(wanted: list[str]) -> None:
             folder = Path(name)
             (folder / "validation").symlink_to(ROOT / "validation")
             write_files(text, folder)
-            rows.append(timed(words, folder))
-    click.echo("whole s  processor s  silent s  code  command")
-    for row in sorted(rows, key=lambda row: -row.silent_s):
+            row = timed(words, folder)
         if row.whole_s >= SHORT_S:
             click.echo(
                 f"{row.whole_s:7.1f}  {row.processor_s:11.1f}  {row.silent_s:8.1f}  {row.code:4}  {row.words}"

@@ -1,7 +1,8 @@
 """Run every check of the project: `python tests`, or `python tests ARGUMENT…` to hand arguments to pytest.
 
-Format, lint, types and import layers first, beside which the kernels are compiled, once for all
-tests; then the tests and doctests, whose closing line is the last one printed. Needs `pip install '.[dev]'`.
+Format and lint first, while the kernels are compiled, once for all tests; then the tests and doctests, beside
+which types and import layers are checked. The closing line of the tests is the last one printed, unless a
+check failed, which is then named again. Needs `pip install '.[dev]'`.
 """
 
 from __future__ import annotations
@@ -13,27 +14,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOOLS = Path(sys.executable).parent
-CHECKS = {
+SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]
+FIRST = {
+    "machine code": [sys.executable, *SMALL, "--on", "dgx_a100"],
     "format": [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "."],
     "lint": [sys.executable, "-m", "ruff", "check", "--quiet", "."],
-    "types": [sys.executable, "-m", "mypy"],
-    "import layers": [str(TOOLS / "lint-imports")],
 }
-SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]
-CHECKS |= {"machine code": [sys.executable, *SMALL, "--on", "dgx_a100"]}
+BESIDE = {"types": [sys.executable, "-m", "mypy"], "import layers": [str(TOOLS / "lint-imports")]}
 TESTS = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal"]
 """Tests of one module stay in one process as long as there are others: they share what its fixtures make."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run all checks, then the tests; return 1 if any failed."""
-    with ThreadPoolExecutor(2) as pool:
-        checked = pool.map(passes, CHECKS, CHECKS.values()) if not arguments else ()
-        failed = [name for name, passed in zip(CHECKS, checked, strict=False) if not passed]
+    """Run all checks and the tests, or the tests alone that are asked for; return 1 if any failed."""
+    if arguments:
+        return tested(arguments)
+    with ThreadPoolExecutor(2) as two, ThreadPoolExecutor(1) as one:
+        outcomes = list(two.map(passes, FIRST, FIRST.values()))
+        beside = one.map(passes, BESIDE, BESIDE.values())
+        tests = tested(arguments)
+        outcomes += beside
+    failed = [name for name, passed in zip((*FIRST, *BESIDE), outcomes, strict=True) if not passed]
     if failed:
-        print(f"failed: {', '.join(failed)}; the tests run all the same", flush=True)
-    tests = subprocess.run([*TESTS, *arguments], cwd=ROOT, check=False).returncode
+        print(f"failed: {', '.join(failed)}", flush=True)
     return 1 if failed else tests
+
+
+def tested(arguments: list[str]) -> int:
+    """Run the tests and return how pytest ended."""
+    return subprocess.run([*TESTS, *arguments], cwd=ROOT, check=False).returncode
 
 
 def passes(name: str, command: list[str]) -> bool:

@@ -11,13 +11,15 @@ from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import simulate
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 SMALL = {
-    "model.layers": "4",
+    "model.layers": "2",
     "training.global_batch": "4",
     "training.sequence_length": "2048",
-    "parallelism": "{tp: 4, pp: 2, dp: 2}",
+    "parallelism": "{tp: 2, pp: 2, dp: 2}",
 }
-TORI = {"fabric.0.size": "[2, 4]", "fabric.1.size": "2", "gpus_per_node": "4"}
+TORI = {"fabric.0.size": "[2, 2]", "fabric.1.size": "2", "gpus_per_node": "4"}
 JOBS = [
     {},
     {"training.recompute": "full", "training.bucket_parameters": "200000000"},
@@ -41,7 +43,8 @@ def test_a_cache_that_other_jobs_have_filled_changes_no_result(monkeypatch, mode
     machine, cache = load_machine("torus2d_ring_a100_64", settings=TORI, faults=faults), BoundedCache()
     jobs = [load_job("llama3_1_70b_train_64", settings=SMALL | settings) for settings in JOBS]
     alone = [simulate(job, machine, mode=mode) for job in jobs]
-    for job, expected in (*zip(jobs, alone, strict=True), *zip(jobs, alone, strict=True)):
+    known = [*zip(jobs, alone, strict=True)]
+    for job, expected in (*known, known[0]):
         assert same_parts(simulate(job, machine, mode=mode, cache=cache), expected)
     assert len(cache) > 0
 
@@ -50,13 +53,12 @@ def test_a_cache_that_other_jobs_have_filled_changes_no_result(monkeypatch, mode
 def test_machines_that_differ_in_their_device_or_their_links_share_what_is_equal(mode):
     # what collectives do by themselves is kept for machines of any device (`Machine.network`)
     job, cache, plays = load_job("llama3_1_70b_train_64", settings=SMALL), BoundedCache(), []
-    slower, fewer = {"hbm.bandwidth": "0.5x"}, {"sms": "54"}
-    for links, device in ({}, {}), ({}, slower), ({}, fewer), ({"fabric.0.bandwidth": "0.5x"}, {}):
+    for links, device in ({}, {}), ({}, {"hbm.bandwidth": "0.5x"}), ({"fabric.0.bandwidth": "0.5x"}, {}):
         machine = load_machine("torus2d_ring_a100_64", settings=TORI | links, device_settings=device)
         plays.append(len(cache))
         assert same_parts(simulate(job, machine, mode=mode, cache=cache), simulate(job, machine, mode=mode))
     grown = [after - before for before, after in pairwise([*plays, len(cache)])]
-    assert grown[1] < grown[3] <= grown[0]
+    assert grown[1] < grown[2] <= grown[0]
 
 
 def test_the_least_recently_used_is_dropped_first():

@@ -29,7 +29,7 @@ def test_an_example_runs(name, capsys, monkeypatch):
     whole = rd.load_job
 
     def of_few_layers(job, **given):
-        return whole(job, **given) if given else whole(job, settings={"model.layers": 8})
+        return whole(job, **given) if given else whole(job, settings={"model.layers": 4})
 
     monkeypatch.setattr(rd, "load_job", of_few_layers)  # what an example shows does not depend on its layers
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -4,8 +4,7 @@ import ast
 import inspect
 import sys
 import tomllib
-from collections import Counter, defaultdict
-from functools import cache
+from collections import Counter
 from pathlib import Path
 
 import networkx as nx
@@ -15,27 +14,40 @@ from rapid_des.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "rapid_des").rglob("*.py"))
-ENTERED = 77
+ENTERED = 78
 """Modules on the way of a healthy run, at most: to follow it is to read these."""
 CHAIN = 40
 """Modules of which each imports the next, at most."""
 
 
-@cache
-def parsed(path):
-    """Return the syntax tree of a module, which most tests here look at."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def facts():
+    """Return of each module: how many lines hold code, the names of its classes, what it opens by which name.
+
+    A module's syntax tree is walked once and not kept: those of all are a million objects.
+    """
+    return {str(path.relative_to(ROOT)): facts_of(path) for path in [*MODULES, ROOT / "cli.py"]}
 
 
-def code_lines(path):
-    """Return how many lines of a module hold code: no docstrings, no comments, no blank lines."""
-    text = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+def facts_of(path):
+    text = path.read_text(encoding="utf-8")
     ignored: set[int] = set()
-    for node in ast.walk(parsed(path)):
-        for statement in getattr(node, "body", []) if isinstance(node, documented) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                ignored.update(range(statement.lineno, statement.end_lineno + 1))
+    classes, opened = list[str](), Counter[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            opened[opens_to_read(node)] += 1
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            for statement in node.body:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    ignored.update(range(statement.lineno, statement.end_lineno + 1))
+    del opened[""]
+    return code_lines(text, ignored), classes, dict(opened)
+
+
+def code_lines(text, ignored):
+    """Return how many lines of a module hold code: none of docstrings, no comments, no blank lines."""
     lines = enumerate(text.splitlines(), 1)
     return sum(
         1
@@ -44,9 +56,8 @@ def code_lines(path):
     )
 
 
-def test_no_module_has_more_than_300_lines_of_code():
-    lengths = {str(path.relative_to(ROOT)): code_lines(path) for path in MODULES}
-    assert {name: length for name, length in lengths.items() if length > 300} == {}
+def test_no_module_has_more_than_300_lines_of_code(facts):
+    assert {name: lines for name, (lines, _, _) in facts.items() if lines > 300} == {}
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +76,9 @@ def test_chains_of_imports_are_short(imports):
     assert len(chain) <= CHAIN, "\n".join(chain)
 
 
-def test_no_class_name_has_two_meanings():
-    places = defaultdict(list)
-    for path in MODULES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+def test_no_class_name_has_two_meanings(facts):
+    names = Counter(name for _, classes, _ in facts.values() for name in classes)
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_every_package_has_an_init_file():
@@ -171,11 +178,7 @@ def opens_to_read(node):
     return function.attr if function.attr in OPENERS and not writes else ""
 
 
-def test_every_input_is_opened_in_one_checked_way():
-    found = {}
-    for path in [*MODULES, ROOT / "cli.py"]:
-        calls = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call))
-        counts = Counter(filter(None, map(opens_to_read, calls)))
-        found[str(path.relative_to(ROOT))] = dict(counts)
+def test_every_input_is_opened_in_one_checked_way(facts):
+    found = {name: opened for name, (_, _, opened) in facts.items()}
     others = {name: counts for name, counts in found.items() if counts != OPENED_OTHERWISE.get(name, {})}
     assert others == {}

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
-    OF_SERVERS,
     Amount,
     echo_marked,
     job_options,
     json_option,
     names_or_files,
-    open_job,
     plot_option,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
-from rapid_des.cli.serve import given_server, workload_option, workload_texts
+from rapid_des.cli.serve import open_server, workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.charts.servers import capacity_page
 from rapid_des.report.writing import check_outputs
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.slo import Slo
-from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
+from rapid_des.studies.capacity import Fleets, ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report
 from rapid_des.studies.load_curve import LoadPoint, curve, front
 from rapid_des.units import EventRate
+
+if TYPE_CHECKING:
+    from rapid_des.frontend import Job
+    from rapid_des.machine import Machine
 
 
 @click.command()
@@ -85,21 +89,16 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     check_report(options["report"], force=options["force"])
-    wanted, loaded = open_job(given_server(job, machine), machine, settings, reads=OF_SERVERS)
+    wanted, loaded = open_server(job, machine, settings, options)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
-        # curves are of tokens that come one by one
-        generates = wanted.spec.serving is None or wanted.spec.serving.task == "generate"
-        if (path or options["report"]) and generates and not plans.interrupted:
-            chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
-                      if not isinstance(layout, tuple)]  # fmt: skip
-            for layout in chosen:
-                bar.name("curves")
-                points += curve(layout, loaded, demand)
+        if path or options["report"]:
+            bar.name("curves")
+            plans, points = _curves(plans, (wanted, loaded), demand)
     plain = plans.as_json()
     if points:
         plain |= {
@@ -111,6 +110,23 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
     plot = None if plans.interrupted else path
     write_study_page(options["report"], title, parts, plain, capacity_page(plain), plot=plot)
+    if plans.interrupted:
+        raise KeyboardInterrupt
+
+
+def _curves(plans: Fleets, ran: tuple[Job, Machine], demand: ServerLoad) -> tuple[Fleets, list[LoadPoint]]:
+    """Return the plans and the curves of their layouts; ^C ends the curves, as the rates are known."""
+    job, machine = ran
+    points = list[LoadPoint]()
+    # curves are of tokens that come one by one
+    if plans.interrupted or embeds(job):
+        return plans, points
+    try:
+        for layout in layouts(job, machine, [row.name for row in plans.rows]):
+            points += [] if isinstance(layout, tuple) else curve(layout, machine, demand)
+    except KeyboardInterrupt:
+        plans = replace(plans, interrupted=True)
+    return plans, points
 
 
 def _rate(text: str) -> float:

@@ -1,4 +1,4 @@
-"""`rapid-des device …`: show, calibrate, sample and fit devices."""
+"""`rapid-des device …`: show, price, calibrate, sample and fit devices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import echo, force_option, json_option, names_or_files, set_option, split_settings
+from rapid_des.device.die import LINKS, NODES
 from rapid_des.errors import InputError
 from rapid_des.learned import FALLBACKS
 from rapid_des.report.writing import check_outputs, replacing
@@ -16,7 +17,7 @@ from rapid_des.report.writing import check_outputs, replacing
 
 @click.group()
 def device() -> None:
-    """Show, sample, fit and calibrate devices."""
+    """Show, price, sample, fit and calibrate devices."""
 
 
 @device.command()
@@ -33,6 +34,29 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
     echo(as_json, device_as_plain(loaded), device_report(loaded))
+
+
+@device.command()
+@click.argument("reference", metavar="DEVICE", shell_complete=names_or_files("device"))
+@click.option("--node", type=click.Choice(tuple(NODES)), required=True, help="Process of the die.")
+@click.option("--stacks", type=click.IntRange(0, 64), required=True, help="Stacks of HBM it has room for.")
+@click.option("--links", type=click.IntRange(0, 1024), required=True, help="Links to other GPUs.")
+@click.option("--link", type=click.Choice(tuple(LINKS)), default="nvlink3", show_default=True)
+@click.option("--spare-sms", type=click.IntRange(0, 2**16), default=0, help="SMs that are switched off.")
+@set_option
+@json_option
+def cost(reference: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Estimate the area of a GPU's die and its price, also of one that --set imagines.
+
+    rapid-des device cost a100_sxm_80gb --node 7nm --stacks 6 --links 12 --spare-sms 20
+    """
+    from rapid_des.device.device import load_device
+    from rapid_des.device.die import DieOptions, die_cost
+    from rapid_des.report.devices import die_as_plain, die_report
+
+    loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
+    found = die_cost(loaded.spec, DieOptions(**options))
+    echo(as_json, die_as_plain(loaded.spec.name, found), die_report(loaded.spec.name, found))
 
 
 @device.command()

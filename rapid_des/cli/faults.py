@@ -140,6 +140,8 @@ def criticality_command(
     echo_marked(options["as_json"], ranked.as_json(options["top"]), parts, [(wanted, loaded)])
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
+    if ranked.left:
+        raise KeyboardInterrupt
 
 
 @faults.command("sample")

@@ -162,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shown = io.StringIO()
         error.show(shown)
         _leave(shown.getvalue(), 2)
-    except (click.Abort, KeyboardInterrupt):
-        _leave("interrupted", 130)  # click has ended the line that ^C stands on
+    except (click.Abort, KeyboardInterrupt) as left:  # click has ended the line that ^C stands on
+        _leave(f"interrupted at: {left}" if str(left) else "interrupted", 130)
     except OSError as error:
         _leave(f"error: {error.filename or 'input or output'}: {error.strerror or error}", 2)
     except MemoryError:
@@ -356,10 +356,10 @@ def progress(title: str) -> Iterator[Bar]:
     try:
         with redirect_stdout(sys.stderr):
             yield bar
-    except KeyboardInterrupt:
-        if bar.title != title:  # a part of the work has been named
-            announce(f"interrupted at: {bar.said()}")
-        raise
+    except KeyboardInterrupt as left:
+        if str(left) or bar.title == title:  # said already, or no part of the work has been named
+            raise
+        raise KeyboardInterrupt(bar.said()) from None
     finally:
         timer.cancel()
         ended.set()

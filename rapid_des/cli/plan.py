@@ -137,8 +137,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         if run is not None:
             found.plain["runs"] = runs_of(best, loaded, run, bar.part)
         parts = list(plan_report(found.plain, wanted.name, loaded.name))
-        if best.floor is None and not best.interrupted:
-            parts += _what_helps(found, loaded, crew, bar)
+        parts += _what_helps(found, loaded, crew, bar)
     of_model = {"--tokens-per-batch": options["tokens"], "--sequence": options["sequence"]}
     stated = (word for name, value in of_model.items() if value for word in (name, str(value)))
     words = [job, *stated, "--on", machine]
@@ -147,7 +146,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     title = f"{wanted.name} over {best.gpus} GPUs of {loaded.name}"
     found.write(title)
     write_study_page(options["report"], title, parts, found.plain, plan_charts(found.plain))
-    if best.interrupted:
+    if found.plain["interrupted"]:
         raise KeyboardInterrupt
 
 
@@ -155,7 +154,18 @@ def _show(bar: Bar, so_far: Callable[[], list[PlanRow]]) -> None:
     bar.rows = lambda: [row.as_json() for row in so_far()]
 
 
-def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> Iterator[Part]:
+def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> list[Part]:
+    """Return what the best layout's step depends on; nothing after ^C, as the rows are known."""
+    if found.plan.floor is not None or found.plan.interrupted:
+        return []
+    try:
+        return list(_effects(found, loaded, crew, bar))
+    except KeyboardInterrupt:
+        found.plain["interrupted"] = True
+        return []
+
+
+def _effects(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> Iterator[Part]:
     """Yield what the best layout's step depends on, by parameter or by part of the machine."""
     job, strongest = found.plan.job, found.options["strongest"]
     if strongest:

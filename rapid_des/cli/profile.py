@@ -25,10 +25,13 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.profiles import profile_report, read_profile, read_run, replay_step
 from rapid_des.profiles.kernel_classes import CLASSES
+from rapid_des.profiles.replay import HOST
 from rapid_des.report.profile_comparison import compare_with_profile
 from rapid_des.report.profile_text import comparison_text, profile_text
 from rapid_des.simulation import simulate
 from rapid_des.units import whole_number
+
+_SCALED = (*CLASSES, HOST)
 
 
 @click.group()
@@ -134,16 +137,16 @@ def _grown(text: str) -> tuple[int, int]:
 
 def _scaled(speeds: tuple[str, ...], removed: tuple[str, ...]) -> dict[str, float]:
     for kind in removed:
-        if kind not in CLASSES:
-            raise InputError(f"--remove {kind!r}: is not one of {', '.join(CLASSES)}")
+        if kind not in _SCALED:
+            raise InputError(f"--remove {kind!r}: is not one of {', '.join(_SCALED)}")
     return dict(map(_speed, speeds)) | dict.fromkeys(removed, math.inf)
 
 
 def _speed(text: str) -> tuple[str, float]:
     """Return the class and the factor of `gemm=1.3x`."""
     kind, _, factor = text.partition("=")
-    if kind not in CLASSES:
-        raise InputError(f"--speed {text!r}: {kind!r} is not one of {', '.join(CLASSES)}")
+    if kind not in _SCALED:
+        raise InputError(f"--speed {text!r}: {kind!r} is not one of {', '.join(_SCALED)}")
     try:
         value = float(factor.removesuffix("x"))
     except ValueError:

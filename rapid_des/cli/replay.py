@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,43 @@ from rapid_des.units import seconds
 if TYPE_CHECKING:
     from rapid_des.importers.astra_sim import AstraResult, Files
 
+_WORKLOAD = "--workload-configuration"
+
+
+class TakesAstraWords(click.Command):
+    """A command that takes ASTRA-sim's `--workload-configuration=PREFIX` as its PREFIX."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command line without the name of that option."""
+        words = (word.removeprefix(f"{_WORKLOAD}=") for word in args)
+        return super().parse_args(ctx, [word for word in words if word != _WORKLOAD])
+
+
+def _astra_option(name: str, theirs: str, *, text: str, **kind: Any) -> Callable[[Any], Any]:
+    """Return an option whose second name is the one that ASTRA-sim gives it."""
+    return click.option(
+        f"--astra-{name}", f"--{theirs}", f"astra_{name.replace('-', '_')}", help=text, **kind
+    )
+
+
 _astra_options = together(
-    click.option("--astra-network", metavar="N.yml", help="ASTRA-sim's network file, instead of --on."),
-    click.option("--astra-system", metavar="S.json", help="ASTRA-sim's system file."),
-    click.option("--astra-groups", metavar="G.json", help="ASTRA-sim's communicator groups."),
-    click.option("--astra-memory", metavar="M.json", help="ASTRA-sim's remote memory file."),
-    click.option(
-        "--astra-queues-per-dim", type=int, default=1, metavar="N", help="Its queues per dimension."
+    _astra_option(
+        "network", "network-configuration", metavar="N.yml", text="ASTRA-sim's network file, instead of --on."
+    ),
+    _astra_option("system", "system-configuration", metavar="S.json", text="ASTRA-sim's system file."),
+    _astra_option(
+        "groups", "comm-group-configuration", metavar="G.json", text="ASTRA-sim's communicator groups."
+    ),
+    _astra_option(
+        "memory", "remote-memory-configuration", metavar="M.json", text="ASTRA-sim's remote memory file."
+    ),
+    _astra_option(
+        "queues-per-dim",
+        "num-queues-per-dim",
+        metavar="N",
+        type=int,
+        default=1,
+        text="Its queues per dimension.",
     ),
     click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Rule of message sizes."),
 )
@@ -59,7 +90,7 @@ _NO_USE = ("timeline", "links", "links_plot", "astra_network", "astra_system", "
 _OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp": "dp", "overlap": "overlap"}
 
 
-@click.command()
+@click.command(cls=TakesAstraWords)
 @click.argument("prefix", shell_complete=names_or_files("trace"))
 @click.argument("others", nargs=-1, metavar="[PROFILE…]")
 @click.option(
@@ -79,10 +110,13 @@ _OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp"
     "--speed",
     multiple=True,
     metavar="CLASS=FACTORx",
-    help="For a profile: how much faster kernels of a class are, as gemm=1.3x.",
+    help="For a profile: how much faster kernels of a class, or the host, are, as gemm=1.3x or host=2x.",
 )
 @click.option(
-    "--remove", multiple=True, metavar="CLASS", help="For a profile: kernels of a class that take no time."
+    "--remove",
+    multiple=True,
+    metavar="CLASS",
+    help="For a profile: kernels of a class, or the host, that take no time.",
 )
 @click.option(
     "--network",
@@ -99,6 +133,8 @@ def replay(
     prefix: str, others: tuple[str, ...], machine: str | None, reading: ReadOptions, **options: Any
 ) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank.
+
+    ASTRA-sim's own flags are taken too: put `rapid-des replay` in place of its binary.
 
     rapid-des replay traces/llama2_7b_train --on dgx_a100
     """
@@ -195,7 +231,7 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
     """Replay and print every rank's finish and exposed communication in nanoseconds."""
     from rapid_des.importers.astra_sim import replay_astra
 
-    _refuse(options, _OF_MACHINES, "--astra-network")
+    _refuse(options, _OF_MACHINES | {"settings": "set"}, "--astra-network, whose file states the machine")
     with progress(f"{prefix} on {files.network}") as bar:
         result = replay_astra(prefix, files, engine=run_choice(options, bar), reading=reading)
     if options["links"] is not None:

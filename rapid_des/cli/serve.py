@@ -19,16 +19,17 @@ from rapid_des.cli.options import (
     open_job,
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
-from rapid_des.config import Document
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.charts.servers import served_page
 from rapid_des.report.serve_text import sampled_report, serve_report
+from rapid_des.report.tables import counted
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import refuse_several, served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
+from rapid_des.serving.pools import embeds
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampled import Windows, serve_sampled
 from rapid_des.serving.server import serve as run_server
@@ -59,18 +60,29 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: options.get(name) or getattr(named, name, None) for name in names}
 
 
-def given_server(reference: str, machine: str) -> str | Document:
+def open_server(
+    reference: str, machine: str, settings: tuple[str, ...], options: Mapping[str, Any]
+) -> tuple[Job, Machine]:
     """Return the job that is named, or one that serves the model that is named, which is then said."""
+    faults = options.get("faults", ())
     if not names_model(reference):
-        return reference
-    document = serving_document(reference, load_machine(machine))
-    split, lengths = document.tree["parallelism"], document.tree["inference"]
+        return open_job(reference, machine, settings, faults, reads=OF_SERVERS)
+    document = serving_document(reference, load_machine(machine), settings)
+    job, loaded = open_job(document, machine, settings, faults, reads=OF_SERVERS)
+    _say_server(reference, job, workload_texts(options))
+    return job, loaded
+
+
+def _say_server(reference: str, job: Job, texts: Mapping[str, str | None]) -> None:
+    """Say how a model is served that was named in place of a job."""
+    split, lengths = job.spec.parallelism, job.spec.inference
+    assert lengths is not None
+    prompt, output = texts["prompt"] or lengths.prompt_length, texts["output"] or lengths.output_length
+    served = f"{job.software.name} serves it with tp {split.tp} on {counted(split.dp, 'replica')}"
     announce(
-        f"{reference} is a model: served by vLLM, unless options say otherwise with tp {split['tp']} on "
-        f"{split['dp']} replicas (--set parallelism.tp=… --set parallelism.dp=…), prompts of "
-        f"{lengths['prompt_length']:,} and answers of {lengths['output_length']} tokens (--prompt, --output)"
+        f"{reference} is a model. {served} (--set parallelism.tp=…, parallelism.dp=…, software=…); "
+        f"tokens of prompts: {prompt}, of answers: {output} (--prompt, --output)"
     )
-    return document
 
 
 @click.command()
@@ -131,13 +143,13 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     )
     check_report(options["report"], force=options["force"])
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
-    wanted, loaded = open_job(
-        given_server(job, machine), machine, settings, options["faults"], reads=OF_SERVERS
-    )
+    wanted, loaded = open_server(job, machine, settings, options)
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     if options["energy"]:
         refuse_several(wanted)
+    if slo is not None:
+        slo = slo.of_requests(embeds=embeds(wanted))
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
     if options["sample"] is not None:
@@ -156,6 +168,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     charts = served_page(result, limits, plain)
     write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
+    if result.interrupted:
+        raise KeyboardInterrupt
 
 
 def _write(result: ServeResult, options: Mapping[str, Any]) -> None:
@@ -180,3 +194,5 @@ def _sampled(
         windows = Windows.parse(options["sample"])
         plain = serve_sampled(job, machine, windows, slo=slo, watch=bar, **asked).as_json()
     echo_marked(options["as_json"], plain, list(sampled_report(plain, title)), [(job, machine)])
+    if plain["interrupted"]:
+        raise KeyboardInterrupt

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 import msgspec
 from msgspec import Struct
@@ -123,15 +124,23 @@ def meanings_of(spec: type) -> dict[str, str]:
     meanings: dict[str, str] = {}
     for base in spec.__mro__:
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-            assert isinstance(body, ast.ClassDef)
-            for statement, after in zip(body.body, body.body[1:], strict=False):
-                match statement, after:
-                    case (
-                        ast.AnnAssign(target=ast.Name(id=name)),
-                        ast.Expr(value=ast.Constant(value=str(text))),
-                    ):
-                        meanings.setdefault(name, " ".join(text.split()))
+            meanings = _meanings_in(base.__module__)[base.__name__] | meanings
+    return meanings
+
+
+@cache
+def _meanings_in(module: str) -> dict[str, dict[str, str]]:
+    """Return what stands under the fields of each class of a module, whose source is read once."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: _under_fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _under_fields(body: ast.ClassDef) -> dict[str, str]:
+    meanings: dict[str, str] = {}
+    for statement, after in pairwise(body.body):
+        match statement, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                meanings[name] = " ".join(text.split())
     return meanings
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache, lru_cache
 from pathlib import Path
@@ -84,6 +84,15 @@ def open_document(source: str | Path | Mapping[str, Any] | Document, kind: Kind,
     return load_document(resolve(str(source), kind, folder=folder))
 
 
+def _of_the_same_words(meant: str, presets: Sequence[str]) -> list[str]:
+    """Return the presets, up to four, that share the most words with digits, such as h100, with a name."""
+    words = {word for word in re.split(r"[_\-. ]", meant.lower()) if re.search(r"[a-wyz]\d|\db", word)}
+    shared = {preset: len(words & set(preset.split("_"))) for preset in presets}
+    most = max(shared.values(), default=0)
+    near = [preset for preset in presets if shared[preset] == most > 0]
+    return near if len(near) <= 4 else []
+
+
 def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key: str = "") -> Path:
     """Return the file that `reference` names.
 
@@ -102,7 +111,12 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     presets = preset_names(kind)
     meant = name.removesuffix(".yaml")
     near = [preset for preset in presets if meant and preset.startswith(f"{meant}_")]
-    near = near or difflib.get_close_matches(meant, presets, n=1)
+    near = (
+        near
+        or difflib.get_close_matches(meant, presets, n=1, cutoff=0.85)  # a slip of the finger
+        or _of_the_same_words(meant, presets)
+        or difflib.get_close_matches(meant, presets, n=1)
+    )
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
     raise ConfigError(problem, file=named_in, key=key)

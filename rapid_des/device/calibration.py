@@ -15,7 +15,7 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar, cast
 
@@ -41,7 +41,7 @@ class UnsupportedRow(InputError, ValueError):  # noqa: N818 - no error: such row
 class Record(dict[str, str]):
     """A row of a file as text by column; a column that is not there is an `InputError`."""
 
-    def __init__(self, columns: Mapping[str, str], where: str) -> None:
+    def __init__(self, columns: Mapping[str, str] | Iterable[tuple[str, str]], where: str) -> None:
         super().__init__(columns)
         self.where = where
         """File and line, for messages."""
@@ -78,7 +78,6 @@ class Record(dict[str, str]):
 
 
 _MOST = 2**53
-_MORE = "fields beyond the last column"
 
 
 class DataFolder(Struct, frozen=True):
@@ -105,18 +104,17 @@ class DataFolder(Struct, frozen=True):
             return []
         try:
             text = unpack_input(path).decode("utf-8") if path.suffix == ".gz" else read_text(path)
-            reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE)
-            rows = [Record(row, f"{path}: line {reader.line_num}") for row in reader]
+            reader = csv.reader(io.StringIO(text, newline=""))
+            columns = next(reader, [])
+            rows = [(f"{path}: line {reader.line_num}", fields) for fields in reader if fields]
         except (csv.Error, EOFError, UnicodeDecodeError, OSError, zlib.error) as error:
             raise InputError(f"{path}: is no table of measurements: {error}") from None
-        for row in rows:
-            if _MORE in row:
-                raise InputError(
-                    f"{row.where}: more fields than the {len(row) - 1} columns of the first line"
-                )
-            if None in row.values():
-                raise InputError(f"{row.where}: ends before its last column")
-        return rows
+        for where, fields in rows:
+            if len(fields) > len(columns):
+                raise InputError(f"{where}: more fields than the {len(columns)} columns of the first line")
+            if len(fields) < len(columns):
+                raise InputError(f"{where}: ends before its last column")
+        return [Record(zip(columns, fields, strict=True), where) for where, fields in rows]
 
 
 DTYPES: dict[str, str] = {

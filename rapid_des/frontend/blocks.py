@@ -281,6 +281,11 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
     `UnsupportedByEngine` where something goes on beside an exchange other than of tokens among experts, or
     where such exchanges are inside blocks and the other batch should compute beside them.
     """
+    if job.host is not None and job.host.blocking:
+        raise UnsupportedByEngine(
+            f"{job.file}: host.blocking leaves nothing of a rank beside anything else, which blocks do not "
+            "model: use --mode flattened"
+        )
     priced = price_job(job, operators, decode_operators)
     inside = inner_axes(job, exchanges=len(priced.places) > 1 or _goes_on_beside_experts(priced))
     if "ep" in inside and _pairs_batches(job):

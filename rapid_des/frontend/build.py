@@ -41,6 +41,9 @@ from rapid_des.frontend.training import stage_program
 from rapid_des.units import Duration
 
 COMPUTE = int(NodeKind.COMPUTE)
+_ALIGNED = 8
+"""Rows of a matrix of 16-bit numbers begin at multiples of 16 bytes if they have a multiple of this many
+(NVIDIA, Matrix Multiplication Background User's Guide)."""
 
 
 class PricedJob(Struct, frozen=True, dict=True):
@@ -78,8 +81,17 @@ class PricedJob(Struct, frozen=True, dict=True):
     def trace(self, programs: Sequence[FinishedProgram], ranks: Sequence[int] | None = None) -> JobTrace:
         """Return the trace of all ranks, or of some, from one program a stage, or a stage and place."""
         notes = serving_notes(self.job) if self.serves else ()
-        notes = (*notes, *self._load_notes())
+        notes = (*notes, *self._load_notes(), *self._vocabulary_notes())
         return job_trace(self.job, programs, ranks=ranks, notes=notes, operators=self.priced)
+
+    def _vocabulary_notes(self) -> Iterator[str]:
+        """Yield that the head's products are aligned to no 16 bytes, which kernels are priced to be."""
+        entries = self.job.vocabulary // self.job.spec.parallelism.tp
+        if self.job.model.generates and entries % _ALIGNED:
+            yield (
+                f"a rank's part of the vocabulary, {entries:,}, is not a multiple of {_ALIGNED}: libraries "
+                "take slower kernels for its products than are priced here; vocabulary_multiple: 64 pads it"
+            )
 
     def _load_notes(self) -> Iterator[str]:
         """Yield how uneven experts' loads are, and in training how much time that costs in a step."""

@@ -1,4 +1,4 @@
-"""Checks of jobs with encoders, and with models of images."""
+"""Checks of jobs with encoders, alone or in front of a decoder, and with models of images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if features % tp:
         yield "parallelism.tp", f"features {features} are not divisible by tp {tp}"
     training, patches = job.spec.training, job.model.spec.patches
+    yield from _source_refusals(job)
     kinds = () if training is not None else job.inference.kinds
     key = "training.sequence_length" if training is not None else "inference.prompt_length"
     lengths = [training.sequence_length] if training is not None else [kind.prompt_length for kind in kinds]
@@ -25,3 +26,50 @@ def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
         why = "attends to both sides" if job.model.spec.features is None else "makes features"
         problem = f"{job.model.name} {why} and generates no tokens; allowed: 1, none cached"
         yield "inference.output_length", problem
+
+
+def _source_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield what an encoder in front of the decoder lacks, or which cannot be."""
+    encoder, phase = job.model.spec.encoder, job.spec.phase
+    section = job.spec.training or job.inference
+    of_images = encoder is not None and encoder.model.patches is not None
+    keys = {"source_length": encoder is not None and not of_images, "images": of_images}
+    for key, there in keys.items():
+        if there and not getattr(section, key):
+            yield f"{phase}.{key}", f"must be there: the encoder of {job.model.name} reads them"
+        if not there and getattr(section, key):
+            yield f"{phase}.{key}", f"{job.model.name} has no encoder that reads them"
+    if job.spec.training is not None and job.spec.training.frozen_encoder and not of_images:
+        yield "training.frozen_encoder", f"{job.model.name} has no encoder of images"
+    if encoder is not None:
+        yield from _split_refusals(job)
+        yield from _length_refusals(job)
+
+
+def _split_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield how a job with an encoder cannot be split, or served."""
+    split, encoder, source = job.spec.parallelism, job.model.encoder, job.spec.source
+    assert encoder is not None
+    if split.cp > 1:
+        yield "parallelism.cp", f"{split.cp}; allowed with an encoder: 1"
+    if split.pp > 1 and encoder.spec.patches is None:
+        yield "parallelism.pp", f"{split.pp}; allowed: 1, as every layer attends to what the encoder makes"
+    for half in (half for layer in encoder.kinds for half in layer.halves):
+        if problem := half.refusal(split):
+            yield "parallelism.tp", f"encoder: {problem}"
+    if split.sequence_parallel and source is not None and source.length % split.tp:
+        yield "parallelism.tp", f"{source.length} positions of the encoder do not divide by tp {split.tp}"
+    if job.model.has_experts or encoder.has_experts:
+        yield "model.encoder", "encoders with experts, or in front of experts, are not simulated"
+
+
+def _length_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield how sequences and what an encoder makes do not fit together."""
+    source = job.spec.source
+    training, taken = job.spec.training, 0 if source is None else source.taken
+    lengths = [training.sequence_length] if training else [kind.prompt_length for kind in job.inference.kinds]
+    if taken > min(lengths):
+        key = "training.images" if training else "inference.images"
+        yield key, f"they take {taken} of the {min(lengths)} tokens of a sequence"
+    if not training and any(kind.cached for kind in job.inference.kinds):
+        yield "inference.requests", "cached: a model with an encoder begins with nothing in its cache"

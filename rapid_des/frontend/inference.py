@@ -34,7 +34,7 @@ from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
-from rapid_des.frontend.model import embedding_forward, sampling
+from rapid_des.frontend.model import sampling
 from rapid_des.frontend.operations import Operation, RequestGroup, Shard
 from rapid_des.frontend.parts import (
     DRAFT,
@@ -44,6 +44,7 @@ from rapid_des.frontend.parts import (
     ModelSection,
     PieceKey,
     Pieces,
+    embedding_lists,
     part_pieces,
     price,
     sections,
@@ -177,10 +178,9 @@ def pass_lists(job: Job, current: ServingPass, place: int = 0) -> dict[ModelSect
     """Return the operator list of each section in one pass of one micro-batch; `place` as in training."""
     shard = replace(serving_shard(job, current), expert_place=place)
     layers = {ModelSection("block", kind): layer.forward(shard) for kind, layer in enumerate(job.kinds)}
-    lists = {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
-    if job.inference.speculative is None:
-        return lists
-    return lists | {DRAFT: draft_list(job, current.groups, shard_of_groups)}
+    lists = {EMBEDDING: embedding_lists(job, shard)[0], **layers, HEAD: sampling(shard)}
+    drafts = job.inference.speculative is not None
+    return lists | ({DRAFT: draft_list(job, current.groups, shard_of_groups)} if drafts else {})
 
 
 def batches(job: Job, current: ServingPass) -> tuple[ServingPass, ...]:

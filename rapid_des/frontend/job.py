@@ -162,9 +162,9 @@ class Job:
     @cached_property
     def _pattern(self) -> tuple[LayerKind, ...]:
         """All layers in order as the job runs them."""
-        return self._as_run(self.model.pattern, self.layers)
+        return self.as_run(self.model.pattern, self.layers)
 
-    def _as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
+    def as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
         """Return layers as the job runs them, this many in each part."""
         training = self.spec.training
         if training is None or training.recompute == "none":
@@ -189,7 +189,7 @@ class Job:
     @cached_property
     def prediction_layer(self) -> LayerKind:
         """The layer inside a module that predicts a further token."""
-        return self._as_run(self.model.pattern[-1:], (1,))[0]
+        return self.as_run(self.model.pattern[-1:], (1,))[0]
 
     @property
     def vocabulary(self) -> int:
@@ -249,8 +249,7 @@ class Job:
     @cached_property
     def message_bytes(self) -> int:
         """Bytes of one rank's message to the next stage."""
-        parts = self.spec.parallelism.tp if self.scatters_boundary else 1
-        return ceil_divide(self.training_shard.boundary_bytes, parts)
+        return ceil_divide(self.training_shard.boundary_bytes, self.members("tp") ** self.scatters_boundary)
 
     def members(self, group: str) -> int:
         """Return how many ranks a process group of the traffic table has."""
@@ -260,9 +259,8 @@ class Job:
             base, inner = PARTS[group]
             run = self._run(group)
             return run if inner else self.members(base) // run
-        layout = self.layout_of(group)
         copies = len(self.copies[0]) if group in self.replica_groups else 1
-        return copies * prod(layout.size(axis) for axis in GROUPS[group])
+        return copies * prod(self.layout_of(group).size(axis) for axis in GROUPS[group])
 
     @cached_property
     def copies(self) -> tuple[tuple[int, ...], ...]:
@@ -325,7 +323,7 @@ class Job:
     def shardings(self) -> Mapping[Domain, Sharding]:
         """The shardings of dense parameters, and of routed experts."""
         trained, found = ZERO_STAGES[self.training.zero_stage], dict[Domain, Sharding]()
-        policies = (trained,) if self.training.adapters is None else (trained, trained.for_frozen())
+        policies = (trained, trained.for_frozen()) if self.spec.freezes else (trained,)
         for policy, (model, experts) in zip(policies, DOMAINS, strict=False):
             found[model] = self._sharding(policy, "gradient", "")
             if self.model.has_experts:
@@ -373,7 +371,7 @@ class Job:
             tp=self.spec.parallelism.tp,
             sequence_parallel=self.spec.parallelism.sequence_parallel,
             sequences=sequences, query_length=query_length, key_length=key_length,
-            vocabulary=self.vocabulary,
+            vocabulary=self.vocabulary, source=self.spec.source,
             cp=self.spec.parallelism.cp, cp_kind=self.spec.parallelism.cp_kind,
             cp_heads=self.spec.parallelism.head_degree,
             overlap_tp="none" if training is None else training.overlap_tp,
@@ -416,13 +414,15 @@ class Job:
         Attention counts what a causal mask leaves: of n positions n·(n + 1)/2 pairs.
         """
         if self.spec.phase == "training":
-            passes = 3 if self.training.adapters is None else 2
-            lengths = self.training.documents or (self.training.sequence_length,)
-            return passes * sum(map(self._forward_flops, lengths))
+            spec, passes = self.training, 3 if self.training.adapters is None else 2
+            encoded = spec.global_batch * self.model.encoder_flops(self.spec.source, spec.sequence_length)
+            of_layers = sum(map(self._forward_flops, spec.documents or (spec.sequence_length,)))
+            return passes * of_layers + encoded * (1 if self.spec.freezes else passes)
         return sum(map(self._requests_flops, self.inference.kinds))
 
     def _requests_flops(self, kind: RequestsSpec) -> int:
         """Return the FLOPs of requests of one kind, up to their last token."""
         requests = kind.count * self.spec.parallelism.dp
         every = range(kind.cached + 1, kind.prompt_length + max(1, kind.output_length))
-        return self.model.forward_flops(requests, every, logits=requests * kind.output_length)
+        encoded = requests * self.model.encoder_flops(self.spec.source, len(every))
+        return encoded + self.model.forward_flops(requests, every, logits=requests * kind.output_length)

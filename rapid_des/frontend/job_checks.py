@@ -32,7 +32,7 @@ def check_job(job: Job) -> None:
     """Raise a `ConfigError` for the first thing that does not fit."""
     _check_sections(job)
     _check_axes(job)
-    if job.model.spec.patches or not job.model.generates:
+    if job.model.spec.patches or not job.model.generates or job.spec.reads_source:
         _refuse_first(job, encoder_refusals(job))
     _check_tensor_parallel(job)
     if job.spec.phase == "training":
@@ -148,9 +148,7 @@ def _check_training(job: Job) -> None:
     _check_choices(job)
     _refuse_first(job, _sharding_refusals(job))
     if spec.overlap_parameters and (job.sharding.policy.gather is None or job.sharding.policy.by_unit):
-        known = " or ".join(
-            map(str, (n for n, policy in ZERO_STAGES.items() if policy.gather and not policy.by_unit))
-        )
+        known = " or ".join(str(n) for n, rule in ZERO_STAGES.items() if rule.gather and not rule.by_unit)
         problem = f"parameters are gathered only with zero_stage {known}, it is {spec.zero_stage}"
         _refuse(job, "training.overlap_parameters", problem)
     stated = job.spec.precision
@@ -225,7 +223,7 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
 
 def _of_training(job: Job) -> Iterator[tuple[str, str]]:
     """Yield what a job that serves states and only training reads."""
-    split, precision = job.spec.parallelism, job.spec.precision
+    split, precision, host = job.spec.parallelism, job.spec.precision, job.spec.host
     if split.dp_replicate > 1:
         yield "parallelism.dp_replicate", "replicas that serve share no state"
     if split.chunks > 1:
@@ -233,6 +231,8 @@ def _of_training(job: Job) -> Iterator[tuple[str, str]]:
     for key in ("recipe", "parameter_gather"):
         if getattr(precision, key) is not None:
             yield f"precision.{key}", "it is for training; phase is inference"
+    if host is not None and host.blocking:
+        yield "host.blocking", "it is for training; phase is inference"
 
 
 def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:

@@ -225,8 +225,8 @@ class PatchesSpec(Spec, frozen=True):
     """Side of an image, in pixels."""
     channels: Count = 3
     """Values of a pixel."""
-    extra: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 1
-    """Learned tokens before the patches: the one that stands for the class, and registers."""
+    extra: Annotated[int, msgspec.Meta(ge=0, le=10**4)] = 1
+    """Learned tokens before the patches: the one that stands for the class, and registers. 0: SigLIP."""
     mask: bool = False
     """Whether a further learned token takes the place of hidden patches while the model learns (DINOv2)."""
     bias: bool = True

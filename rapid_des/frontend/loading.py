@@ -26,10 +26,11 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.job_checks import SCHEDULE, check_job
 from rapid_des.frontend.model import Model, model_of
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.routing import with_counts, with_products, with_routing
 from rapid_des.frontend.schedules import ScheduleSpec
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
-from rapid_des.frontend.spec import JobSpec, ModelSpec, RoutingSpec
+from rapid_des.frontend.spec import JobSpec, RoutingSpec
 from rapid_des.values import replace
 
 _MODEL = "model."

@@ -1,16 +1,12 @@
-"""A checked model: its layers, and what stands before, behind and beside them; counts and operator lists.
+"""A checked model: its layers, and what stands before and behind them; counts and operator lists.
 
-Before and behind: token table, output head, loss, choice of a token. Beside: modules for further tokens
-(DeepSeek-V3, arXiv 2412.19437, section 2.2). Such a module takes the stream of the one before and the
-embedding of the next tokens, each through a norm, projects both together to the model's width, and goes on
-with a layer, the output head and a loss of its own. Table and head are the model's: a stage that does not
-hold the table has a copy of it. The projection is whole on every tp rank.
+That is: token table, output head, loss, choice of a token.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,21 +17,19 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.images import embed_patches, patch_gradients, pooled
 from rapid_des.frontend.layers import Layer, layer_of
-from rapid_des.frontend.layers.layer import LayerKind, Sublayer
-from rapid_des.frontend.layers.transformer import GroupedQueryAttention
+from rapid_des.frontend.layers.cross import CrossAttention
+from rapid_des.frontend.layers.layer import Sublayer
+from rapid_des.frontend.layers.pooling import pooling_backward, pooling_forward
+from rapid_des.frontend.layers.transformer import GroupedQueryAttention, causal_flops
 from rapid_des.frontend.matrices import (
     Linear,
-    cast,
     column_backward,
     column_forward,
-    forward_gemm,
     gather_gradient,
     reduce_output,
 )
+from rapid_des.frontend.model_spec import EncoderInput, ModelSpec
 from rapid_des.frontend.operations import Operation, OperatorList, Shard, norm_backward, norm_forward
-from rapid_des.frontend.passes import following
-from rapid_des.frontend.spec import ModelSpec
-from rapid_des.values import replace
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,8 @@ class Model:
 
     def head_parameters(self) -> int:
         """Return the output head's parameters, but for a bias."""
-        return (self.spec.features or self.spec.vocabulary) * self.spec.hidden
+        columns = self.spec.vocabulary if self.spec.features is None else self.spec.features
+        return columns * self.spec.hidden
 
     def embedding_parameters(self) -> int:
         """Return the parameters of the token table, or of what embeds patches with the learned tokens."""
@@ -115,7 +110,9 @@ class Model:
             + head
             + self.spec.position_parameters
             + self.spec.norm_parameters
-            + self.spec.vocabulary * self.spec.head_bias
+            + (self.spec.features or self.spec.vocabulary) * self.spec.head_bias
+            + self.spec.pooling_parameters
+            + self.encoder_parameters()
         )
 
     def forward_flops(self, requests: int, positions: range, *, logits: int) -> int:
@@ -141,6 +138,36 @@ class Model:
         return requests * (ends + sum(_pass_flops(half, positions) for half in self.pattern[-1].halves))
 
     @cached_property
+    def encoder(self) -> Model | None:
+        """The encoder in front of it."""
+        spec = self.spec.encoder
+        return None if spec is None else model_of(spec.model, Path(f"{self.name}.encoder"))
+
+    def encoder_parameters(self) -> int:
+        """Return the parameters of encoder and projector, without a table that the decoder has too."""
+        if self.encoder is None or self.spec.encoder is None:
+            return 0
+        shared = 0 if self.encoder.spec.patches else self.encoder.embedding_parameters()
+        return self.encoder.parameters - shared + self.spec.encoder.projector_parameters
+
+    def encoder_flops(self, source: EncoderInput | None, positions: int) -> int:
+        """Return the forward FLOPs of what an encoder reads for a sequence, and of attention to it."""
+        spec, encoder = self.spec.encoder, self.encoder
+        if source is None or encoder is None or spec is None:
+            return 0
+        tower = encoder.forward_flops(source.count, range(1, source.length + 1), logits=0)
+        pairs = zip(spec.projector_inputs, spec.projector, strict=False)
+        projector = 2 * source.taken * sum(inputs * outputs for inputs, outputs in pairs)
+        return tower + projector + sum(self._cross_flops(layer, source, positions) for layer in self.pattern)
+
+    @staticmethod
+    def _cross_flops(layer: Layer, source: EncoderInput, positions: int) -> int:
+        if not isinstance(layer.cross, CrossAttention):
+            return 0
+        key_value, core = layer.cross.of_source(source.positions)
+        return key_value * source.positions + core * positions
+
+    @cached_property
     def is_causal(self) -> bool:
         """Whether attention sees no later positions, in all layers."""
         mixers = (layer.mixer for layer in self.kinds)
@@ -156,23 +183,7 @@ def _pass_flops(half: Sublayer, positions: range) -> int:
     """Return the FLOPs of positions, which see those up to themselves, or all of them."""
     if isinstance(half, GroupedQueryAttention) and not half.core.causal:
         return len(positions) * half.flops(positions[-1])
-    return _causal_flops(half, positions)
-
-
-def _causal_flops(half: Sublayer, positions: range) -> int:
-    """Return the FLOPs of positions each of which sees those up to itself.
-
-    They grow with what is seen by one slope, up to a reach, and by a lesser one beyond it (0 with a window).
-    """
-    alone, end = half.flops(0), positions[-1]
-    slope, later = half.flops(1) - alone, half.flops(end) - half.flops(end - 1)
-    seen = (positions.start + end) * len(positions) // 2
-    if slope == later:
-        return len(positions) * alone + seen * slope
-    reach = (half.flops(end) - end * later - alone) // (slope - later)
-    growing = range(positions.start, max(positions.start, min(positions.stop, reach + 1)))
-    within = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
-    return len(positions) * alone + within * (slope - later) + seen * later
+    return causal_flops(half.flops, positions)
 
 
 def model_of(spec: ModelSpec, path: Path) -> Model:
@@ -182,8 +193,9 @@ def model_of(spec: ModelSpec, path: Path) -> Model:
     if spec.norms == "after" and spec.block == "parallel_one_norm":
         problem = "one norm for both halves stands before them, and norms is after"
         raise ConfigError(problem, file=str(path), key="block")
-    if spec.features and (spec.tied_embeddings or spec.head_bias or spec.predictions or spec.logit_softcap):
-        problem = "stand in place of a head, which has no bias, cap or predictions, and is not tied"
+    of_head = spec.tied_embeddings or spec.predictions or spec.logit_softcap
+    if spec.features is not None and (of_head or (spec.head_bias and not spec.features)):
+        problem = "stand in place of a head, which has no cap or predictions, and is not tied"
         raise ConfigError(problem, file=str(path), key="features")
     return Model(path.stem, spec, tuple(_layer(spec, number, str(path)) for number in range(spec.layers)))
 
@@ -212,6 +224,11 @@ def _has_positions(shard: Shard) -> bool:
     return shard.model.position == "learned"
 
 
+def relative_heads(shard: Shard) -> int:
+    """Return the heads of a rank that have a bias for each distance."""
+    return max(1, shard.model.position_parameters // shard.model.position_buckets // shard.tp)
+
+
 def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
     """Return the lookup in this rank's rows of the table, summed over tp, and the position embedding."""
     operations = OperatorList()
@@ -226,6 +243,9 @@ def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
     size = shard.activation_bytes(rows * columns)
     if _has_positions(shard):
         operations.kernel("embedding.position", shard.vector("residual_add", rows, columns), output=size)
+    if shard.model.position == "relative":
+        pairs = shard.vector("embedding", shard.query_length * shard.key_length, relative_heads(shard))
+        operations.kernel("embedding.distances", pairs)
     if _has_norm(shard):
         norm_forward(operations, shard, _EMBEDDING_NORM, rows, adds=False)
     if shard.dropout:
@@ -301,6 +321,7 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     operations = OperatorList()
     norm_forward(operations, shard, "head.norm", shard.norm_tokens)
     if not _head_part(shard):
+        _pool(operations, shard, pooling_forward)
         return operations.finish()
     kept = shard.activation_bytes(shard.norm_tokens * shard.hidden)
     shard = _of_head(shard)
@@ -341,6 +362,7 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     """
     operations = OperatorList()
     if not _head_part(shard):
+        _pool(operations, shard, pooling_backward)
         norm_backward(operations, shard, "head.norm", operations.last)
         return operations.finish()
     whole, shard = shard, _of_head(shard)
@@ -363,6 +385,15 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     return operations.finish()
 
 
+def _pool(
+    operations: OperatorList, shard: Shard, append: Callable[[OperatorList, Shard, Sublayer], None]
+) -> None:
+    """Append what pools positions by attention, if the model does; its feed-forward is as the layers'."""
+    model = shard.model
+    if model.pooling == "attention":
+        append(operations, shard, layer_of(model, model.attention, model.feed_forward, "").feed_forward)
+
+
 def _of_head(shard: Shard) -> Shard:
     """Return what the head sees: all positions, or one of each sequence of images and for features."""
     return shard if shard.model.patches is None and shard.model.features is None else pooled(shard)
@@ -377,8 +408,9 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
     rows = shard.sampled
     if not rows:
         return ()
-    if not _head_part(shard):  # features of all positions
+    if not _head_part(shard):  # features of all positions, or of one
         norm_forward(operations, shard, "head.norm", shard.norm_tokens)
+        _pool(operations, shard, pooling_forward)
         return operations.finish()
     norm_forward(operations, shard, "head.norm", rows)
     column_forward(operations, shard, _head(shard, rows), saved=0)
@@ -392,53 +424,3 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
         return operations.finish()
     operations.kernel("sample", shard.vector("sample", rows, shard.vocabulary))
     return operations.finish()
-
-
-_PREDICTION_NORMS = ("predict.hidden_norm", "predict.embedding_norm")
-
-
-def prediction_forward(shard: Shard, layer: LayerKind) -> tuple[Operation, ...]:
-    """Return the forward of one module, to its loss."""
-    return _joined(embedding_forward(shard), projected(shard), layer.forward(shard), loss_forward(shard))
-
-
-def projected(shard: Shard) -> tuple[Operation, ...]:
-    """Return both norms and the projection of stream and embedding together."""
-    operations = OperatorList()
-    for name in _PREDICTION_NORMS:
-        norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
-    linear, alone = _projection(shard), _alone(shard)
-    cast(operations, alone, linear, linear.rows)
-    saved_bytes = shard.activation_bytes(linear.rows * linear.inner)
-    forward_gemm(operations, alone, linear, saved=saved_bytes)
-    return operations.finish()
-
-
-def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> tuple[Operation, ...]:
-    """Return the backward; `has_table`: the rank holds the model's token table anyway."""
-    operations = OperatorList()
-    ready = column_backward(operations, _alone(shard), _projection(shard))
-    for name in _PREDICTION_NORMS:
-        norm_backward(operations, shard, name, ready)
-    scatter = embedding_backward(shard)
-    if has_table:
-        scatter = tuple(replace(operation, parameters=0) for operation in scatter)
-    return _joined(
-        loss_backward(shard, shares_table=True), layer.backward(shard), operations.finish(), scatter
-    )
-
-
-def _joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the lists concatenated; each waits for the end of the one before."""
-    joined: tuple[Operation, ...] = ()
-    for operations in lists:
-        joined = following(joined, operations) if joined else tuple(operations)
-    return joined
-
-
-def _projection(shard: Shard) -> Linear:
-    return Linear("predict.project", shard.hidden, 2 * shard.hidden, bias=False, rows=shard.norm_tokens)
-
-
-def _alone(shard: Shard) -> Shard:
-    return replace(shard, tp=1, sequence_parallel=False)

@@ -17,7 +17,8 @@ from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
 from rapid_des.device.vector import EAGER, Policy, fused, rms_norm_steps
 from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
-from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
+from rapid_des.frontend.model_spec import EncoderInput, ModelSpec
+from rapid_des.frontend.spec import ContextKind, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.frontend.template import DOMAINS, INPUT, Domain
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
@@ -102,6 +103,8 @@ class Shard(Struct, frozen=True):
     """Whether latent attention decodes directly over the latent."""
     shared_aside: bool = False
     """Whether shared experts run on the second stream of kernels."""
+    source: EncoderInput | None = None
+    """What an encoder reads for each sequence."""
     padding: int = 0
     """Padding tokens that a captured graph computes without use."""
     groups: tuple[RequestGroup, ...] = ()
@@ -148,13 +151,8 @@ class Shard(Struct, frozen=True):
         return tuple(self._of_equal(_equal(alike, seen)) for alike in together.values())
 
     def _of_equal(self, group: RequestGroup) -> Shard:
-        return replace(
-            self,
-            groups=(),
-            sequences=group.count,
-            query_length=group.query_length,
-            key_length=group.key_length,
-        )
+        lengths = {"query_length": group.query_length, "key_length": group.key_length}
+        return replace(self, groups=(), sequences=group.count, **lengths)
 
     @property
     def norm_tokens(self) -> int:

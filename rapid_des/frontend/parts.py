@@ -17,17 +17,17 @@ from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.layers.cross import starts
 from rapid_des.frontend.layers.layer import LayerKind
 from rapid_des.frontend.model import (
     embedding_backward,
     embedding_forward,
     loss_backward,
     loss_forward,
-    prediction_backward,
-    prediction_forward,
 )
 from rapid_des.frontend.operations import Operation, OperatorList, Shard
-from rapid_des.frontend.passes import backward_halves
+from rapid_des.frontend.passes import backward_halves, joined
+from rapid_des.frontend.prediction import prediction_backward, prediction_forward
 from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
@@ -42,6 +42,7 @@ from rapid_des.frontend.template import (
     make_piece,
     renamed,
 )
+from rapid_des.frontend.towers import encoder_lists
 from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
 from rapid_des.values import replace
 
@@ -96,19 +97,30 @@ def pass_lists(job: Job, place: int = 0) -> dict[PieceKey, tuple[Operation, ...]
     """Return the operator lists of each section's passes for one micro-batch."""
     shard = replace(job.training_shard, expert_place=place)
     passes = {
-        PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
+        PieceKey(EMBEDDING, "forward"): embedding_lists(job, shard)[0],
         **_layer_lists(job, shard, "forward"),
         **_predictions(job, shard),
         PieceKey(HEAD, "forward"): loss_forward(shard),
         PieceKey(HEAD, "backward"): loss_backward(shard, shares_table=_shares_table(job)),
         **_layer_lists(job, shard, "backward"),
-        PieceKey(EMBEDDING, "backward"): embedding_backward(shard),
+        PieceKey(EMBEDDING, "backward"): embedding_lists(job, shard)[1],
     }
     if job.training.adapters is not None:
         passes = _with_adapters(job.training.adapters, shard, passes)
     if job.sharding.policy.by_unit and (job.training.unit_copies != "none" or widens_parameters(job)):
         passes = _with_unit_copies(job, passes)
     return passes | (_halves(passes) if "input_gradient" in job.stage_orders.phases else {})
+
+
+def embedding_lists(job: Job, shard: Shard) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+    """Return forward and backward of what stands before the layers: an encoder, if the model has one, too."""
+    forward, backward = embedding_forward(shard), embedding_backward(shard)
+    spec, encoder = job.model.spec.encoder, job.model.encoder
+    if spec is None or encoder is None:
+        return forward, backward
+    layers = job.as_run(encoder.pattern, (encoder.spec.layers,))
+    before, behind = encoder_lists(spec, shard, layers, frozen=job.spec.freezes)
+    return (joined(before, forward) if starts(shard) else forward), joined(backward, behind)
 
 
 def _predictions(job: Job, shard: Shard) -> dict[PieceKey, tuple[Operation, ...]]:
@@ -261,7 +273,7 @@ def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
     """Return the parameters of one rank in each section by domain, as its backward makes their gradients."""
     shard = job.shard(1, 1, 1)
     lists = {
-        EMBEDDING: embedding_backward(shard),
+        EMBEDDING: embedding_lists(job, shard)[1],
         HEAD: loss_backward(shard, shares_table=_shares_table(job)),
         **{key.section: operations for key, operations in _layer_lists(job, shard, "backward").items()},
     }
@@ -299,11 +311,9 @@ def stage_parameters(job: Job, stage: int) -> Counter[Domain]:
 
 def narrow_weights(job: Job, stage: int) -> int:
     """Return the elements of one rank's matrices that multiply in the job's narrow format: layers' alone."""
-    lists = _layer_lists(job, job.shard(1, 1, 1), "forward")
-    sizes = {
-        key.section: sum(operation.weights for operation in operations) for key, operations in lists.items()
-    }
-    return sum(count * sizes.get(section, 0) for section, count in stage_sections(job, stage).items())
+    lists = {key.section: made for key, made in _layer_lists(job, job.shard(1, 1, 1), "forward").items()}
+    counts = stage_sections(job, stage).items()
+    return sum(count * sum(each.weights for each in lists.get(section, ())) for section, count in counts)
 
 
 _INT64_MAX = 2**63 - 1

@@ -106,6 +106,14 @@ def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tu
     return (*first, *moved)
 
 
+def joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return lists concatenated; each waits for the end of the one before."""
+    whole: tuple[Operation, ...] = ()
+    for operations in lists:
+        whole = following(whole, operations)
+    return whole
+
+
 _EXCHANGE = STREAMS.index("ep")
 
 
@@ -133,6 +141,7 @@ def interleaved(forward: PricedPiece, backward: PricedPiece) -> Interleaved:
     What each waits for within itself, and its results, stay as they are; both pieces' gates and gathered
     parameters are those of the whole.
     """
+    # `order`: rows of both (the backward's behind the forward's) as they will stand; `place` is its inverse.
     order = np.concatenate(list(_merge_order(forward, backward)))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -142,6 +151,7 @@ def interleaved(forward: PricedPiece, backward: PricedPiece) -> Interleaved:
     columns = [_named(piece, numbers) for piece in (forward, backward)]
     counts = np.concatenate([forward.edges.counts, backward.edges.counts])
     targets = np.concatenate([_moved(forward, rows[0], {}), _moved(backward, rows[1], {INPUT: SECOND})])
+    # The dependencies of the rows in their new order.
     rows_taken = ranges(starts_of(counts)[:-1][order], counts[order])
     outputs = int(rows[0][forward.output]), int(rows[1][backward.output])
     whole = PricedPiece(

@@ -185,6 +185,9 @@ class HostSpec(Spec, frozen=True):
     """Where the host of a training job waits for its GPU: for the sum of the gradient norm (and the overflow
     check), for messages between stages that do not travel beside compute, before each gather of parameters
     (zero_stage 3)."""
+    blocking: bool = False
+    """Whether the host of a training job waits for each kernel and collective that it launches, as with
+    CUDA_LAUNCH_BLOCKING=1: nothing runs beside anything else of the rank. Mode flattened alone."""
 
     def __post_init__(self) -> None:
         if max(getattr(self, name) or 0 for name in TIMES) > _LONGEST:

@@ -1,4 +1,4 @@
-"""Model files, a decoder by its dimensions, and job files: trained or served how, on how many GPUs.
+"""Job files: a model trained or served how, on how many GPUs.
 
 `FrameworkMemory` is what a framework takes of a GPU's memory besides the model.
 """
@@ -14,7 +14,8 @@ from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
 from rapid_des.frontend.groups import ZERO_STAGES
-from rapid_des.frontend.layer_spec import Count, FeedForward, Mixer, PatchesSpec
+from rapid_des.frontend.layer_spec import Count
+from rapid_des.frontend.model_spec import EncoderInput, ModelSpec
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.frontend.software import HostSpec, Software, TwoBatchesSpec
@@ -77,8 +78,6 @@ class FrameworkMemory(Spec, frozen=True):
 
 
 Axis: TypeAlias = Literal["tp", "cp", "ep", "dp", "pp"]
-Norms: TypeAlias = Literal["before", "after", "both"]
-Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 CrossEntropy: TypeAlias = Literal["one_pass", "separate", "compiled", "online", "torch"]
@@ -90,104 +89,6 @@ if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
 else:
     ScheduleName = Literal[tuple(SCHEDULES)]
-
-
-class LayerException(Spec, frozen=True):
-    """Layers that differ from the others: `start`, `start + every`, … below `stop`."""
-
-    start: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    """Number of the first layer, counted from 0."""
-    stop: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
-    """Number after the last layer; unset: up to the last layer of the model."""
-    every: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
-    """Distance between the layers."""
-    attention: Mixer | None = None
-    """Attention of these layers; unset: as before."""
-    feed_forward: FeedForward | None = None
-    """Feed-forward of these layers; unset: as before."""
-
-
-class ModelSpec(Spec, frozen=True):
-    """A model file. Of `attention` and `feed_forward` a `kind` says which is meant (`attention`, `dense`)."""
-
-    hidden: Count
-    """Width of the residual stream."""
-    layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-    """Number of layers."""
-    attention: Mixer
-    """The attention of every layer."""
-    feed_forward: FeedForward
-    """The feed-forward of every layer."""
-    norm: Literal["layer_norm", "rms_norm"]
-    """Which norm stands at both halves of a layer and before the head."""
-    position: Literal["rope", "learned", "none"]
-    """Rotary embedding of queries and keys, a learned table of positions, or neither."""
-    vocabulary: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-    """Tokens of the vocabulary, without padding; of images the classes, and 0 for a model without a head,
-    which makes features (DINO)."""
-    max_positions: Count
-    """The longest sequence; with learned positions the rows of their table."""
-    tied_embeddings: bool
-    """Whether the output head is the token embedding."""
-    norms: Norms = "before"
-    """Where each half has a norm: of what it reads, of what it adds (OLMo 2), or of both (Gemma 2)."""
-    norm_bias: bool | None = None
-    """Whether layer norms have biases beside their gains; unset: they have."""
-    norm_gain: bool = True
-    """Whether norms have a gain a channel; false: they have no parameters at all (OLMo)."""
-    block: Block = "sequential"
-    """Whether the feed-forward reads what attention made, or both the same stream (GPT-NeoX): each by a
-    norm of its own, or by one (Falcon 7B)."""
-    layer_scale: bool = False
-    """Whether a gain a channel scales what each half adds (CaiT, DINO)."""
-    head_bias: bool = False
-    """Whether the output head has a bias a token."""
-    logit_softcap: bool = False
-    """Whether logits are capped by a tanh (Gemma 2)."""
-    patches: PatchesSpec | None = None
-    """Images in place of tokens. Unset: tokens."""
-    features: Count | None = None
-    """Width of the projection, without a bias, of one position of each sequence, which stands in place of the
-    head over the vocabulary (CLIP). Unset: there is a head."""
-    predictions: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """Modules that predict further tokens (DeepSeek-V3), each with a layer as the last; only training has
-    them, and parameters do not count them."""
-    exceptions: tuple[LayerException, ...] = ()
-    """Layers that differ; of several for one layer the last that states something holds."""
-
-    def __post_init__(self) -> None:
-        for other in self.exceptions:
-            stop = self.layers if other.stop is None else other.stop
-            if not other.start < stop <= self.layers:
-                raise ValueError(f"exceptions: there are no layers {other.start} to {stop} of {self.layers}")
-            if other.attention is None and other.feed_forward is None:
-                raise ValueError("exceptions: one states neither attention nor feed_forward")
-        if self.layer_scale and (self.norms, self.block) != ("before", "sequential"):
-            raise ValueError("layer_scale: allowed with norms before, and a sequential block")
-        if self.patches is not None:
-            self._check_images(self.patches)
-        elif not self.vocabulary:
-            raise ValueError("vocabulary 0: only models of images (patches) have none")
-
-    def _check_images(self, patches: PatchesSpec) -> None:
-        if self.max_positions != patches.positions:
-            has = f"an image has {patches.count} patches, behind {patches.extra} learned tokens"
-            raise ValueError(f"max_positions {self.max_positions}: {has}")
-        if self.tied_embeddings or self.predictions:
-            raise ValueError("patches: images have no table of tokens to tie a head to, or to predict")
-        if self.head_bias and not self.vocabulary:
-            raise ValueError("head_bias: there is no head, as vocabulary is 0")
-
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of one norm: a gain, and for LayerNorm a bias."""
-        bias = self.norm == "layer_norm" and self.norm_bias is not False
-        return self.hidden * (1 + bias) * self.norm_gain
-
-    @property
-    def position_parameters(self) -> int:
-        """Parameters of learned positions."""
-        return self.max_positions * self.hidden if self.position == "learned" else 0
 
 
 class BalancedLoad(Spec, frozen=True, tag_field="kind", tag="balanced"):
@@ -382,6 +283,13 @@ class TrainingSpec(Spec, frozen=True):
     """Sequences of a micro-batch of one replica."""
     sequence_length: Count
     """Tokens of a sequence."""
+    source_length: Count | None = None
+    """Tokens that the encoder reads for each sequence, of models with one for texts (T5). Unset: none."""
+    images: Count | None = None
+    """Images that the encoder reads for each sequence, of models with one for images; each takes its tokens
+    of `sequence_length`. Unset: none."""
+    frozen_encoder: bool = False
+    """The encoder runs and is not trained: of images, whose projector is."""
     schedule: ScheduleName | ScheduleSpec = "1f1b"
     """The order in which stages pass micro-batches on: by name, by a file's path, or what that would hold."""
     micro_batch_group: Count | None = None
@@ -552,6 +460,12 @@ class InferenceSpec(Spec, frozen=True):
     """Tokens of each prompt."""
     output_length: Count | None = None
     """Tokens that each request generates, the first by the prefill."""
+    source_length: Count | None = None
+    """Tokens that the encoder reads for each request, of models with one for texts (T5); `prompt_length` is
+    then what the decoder begins with, as 1. Unset: none."""
+    images: Count | None = None
+    """Images of each request, of models with an encoder for images; each takes its tokens of the prompt.
+    Unset: none."""
     requests: tuple[RequestsSpec, ...] = ()
     """Requests of several lengths, in the place of these three: all begin with one prefill, each kind ends
     with its own last token, and the others go on without it."""
@@ -663,6 +577,30 @@ class JobSpec(Spec, frozen=True):
     """What the framework takes of a GPU's memory besides the model."""
     memory_reserve: Size | None = None
     """Memory to leave free on a GPU in addition. Unset: none."""
+
+    @property
+    def source(self) -> EncoderInput | None:
+        """What an encoder reads for each sequence; None: the model has none, or its length is not stated."""
+        section, encoder = self.training or self.inference, getattr(self.model, "encoder", None)
+        if section is None or encoder is None:
+            return None
+        if encoder.model.patches is None:
+            return EncoderInput(1, section.source_length) if section.source_length else None
+        patches, images = encoder.model.patches, section.images or 0
+        return EncoderInput(images, patches.positions, images * encoder.tokens) if images else None
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether it states what only jobs with an encoder have, or its model has one."""
+        section, frozen = self.training or self.inference, self.training and self.training.frozen_encoder
+        stated = section is not None and (section.source_length or section.images)
+        return bool(stated or frozen or getattr(self.model, "encoder", None))
+
+    @property
+    def freezes(self) -> bool:
+        """Whether training leaves some parameters as they are."""
+        spec = self.training
+        return spec is not None and (spec.adapters is not None or spec.frozen_encoder)
 
     @property
     def speculative(self) -> SpeculativeSpec | None:

@@ -14,7 +14,7 @@ first run of a step reads all tokens that the model checked. They are split over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -22,10 +22,12 @@ from typing import TypeAlias
 from msgspec import structs
 
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
+from rapid_des.frontend.model import Model, embedding_forward, model_of, sampling
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.operations import FEW_TOKENS, Operation, RequestGroup, Shard
-from rapid_des.frontend.passes import following
-from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
+from rapid_des.frontend.passes import following, joined
+from rapid_des.frontend.prediction import projected
+from rapid_des.frontend.spec import SpeculativeSpec
 from rapid_des.values import replace
 
 ShardOf: TypeAlias = Callable[[Job, tuple[RequestGroup, ...]], Shard]
@@ -79,26 +81,19 @@ def draft_runs(groups: tuple[RequestGroup, ...], spec: SpeculativeSpec) -> Itera
 
 def _of_model(job: Job, shard: Shard) -> tuple[Operation, ...]:
     layers = (job.kinds[kind].forward(shard) for kind in job.kind_of_layer)
-    return _joined([embedding_forward(shard), *layers, sampling(shard)])
+    return joined(embedding_forward(shard), *layers, sampling(shard))
 
 
 def _of_module(job: Job, shard: Shard) -> tuple[Operation, ...]:
     layer = job.model.pattern[-1]
-    return _joined([embedding_forward(shard), projected(shard), layer.forward(shard), sampling(shard)])
-
-
-def _joined(lists: Sequence[Sequence[Operation]]) -> tuple[Operation, ...]:
-    joined: tuple[Operation, ...] = ()
-    for operations in lists:
-        joined = following(joined, operations)
-    return joined
+    return joined(embedding_forward(shard), projected(shard), layer.forward(shard), sampling(shard))
 
 
 def draft_cache_bytes(job: Job, shard: Shard, positions: int) -> int:
     """Return what a rank keeps of one request for its draft."""
     draft = drafting(job)
     layers = job.model.pattern[-1:] if draft is None else draft.model.pattern
-    return sum(layer.mixer.cache_bytes(shard, positions) for layer in layers)
+    return sum(layer.cache_bytes(shard, positions) for layer in layers)
 
 
 def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:

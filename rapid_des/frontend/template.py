@@ -229,6 +229,15 @@ def _without_repeated(edges: PieceEdges, ports: Mapping[int, int]) -> PieceEdges
     return PieceEdges(np.bincount(row[kept], minlength=len(edges.counts)), targets[kept])
 
 
+class TableRows(NamedTuple):
+    """The rows of a program."""
+
+    rows: Int64s
+    """[row, `PieceColumn`]."""
+    dependencies: tuple[Int64s, Int64s]
+    """The number of rows that each waits for, and their positions, row after row."""
+
+
 class _PlacedPiece(NamedTuple):
     """A piece at its position in a writer."""
 
@@ -344,9 +353,17 @@ class Writer(Struct):
         """Return all that was placed as one piece."""
         return PricedPiece(self.rows, tuple(self._names), PieceEdges(*self._joined()), output)
 
-    def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
-        """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
-        rows, (counts, dependencies) = self.rows, self._joined()
+    def name(self, name: str) -> int:
+        """Return the number of a name."""
+        return self._names.setdefault(name, len(self._names))
+
+    def table_rows(self) -> TableRows:
+        """Return all rows and what they wait for."""
+        return TableRows(self.rows, self._joined())
+
+    def table(self, program: TableRows, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
+        """Return rows as a rank's program; `group_slots` and `peer_slots` renumber what they use."""
+        rows, (counts, dependencies) = program
         assert not len(dependencies) or dependencies.min() >= 0
         group, peer = rows[:, PieceColumn.GROUP], rows[:, PieceColumn.PEER]
         on_host = rows[:, PieceColumn.STREAM] == HOST

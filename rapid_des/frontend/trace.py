@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.device.operators import Dtype, HostWork, Operator, OperatorModel
+from rapid_des.frontend.blocking import blocking
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import kernel_node, message_node
@@ -140,14 +141,19 @@ class ProgramWriter(Struct):
 
     def finish(self) -> FinishedProgram:
         """Return the table with only the groups and peers that it uses."""
-        rows = self.writer.rows
-        groups, group_slots = _used(rows[:, PieceColumn.GROUP])
-        peers, peer_slots = _used(rows[:, PieceColumn.PEER])
+        table, segments = self.writer.table_rows(), self.segments
+        if self.host is not None and self.host.blocking:
+            table, places = blocking(table, self.writer.name("launch"))
+            segments = [
+                replace(each, start=int(places[each.start]), stop=int(places[each.stop])) for each in segments
+            ]
+        groups, group_slots = _used(table.rows[:, PieceColumn.GROUP])
+        peers, peer_slots = _used(table.rows[:, PieceColumn.PEER])
         return FinishedProgram(
-            self.writer.table(group_slots, peer_slots),
+            self.writer.table(table, group_slots, peer_slots),
             tuple(GROUP_SLOTS[slot] for slot in groups),
             tuple(PEERS[slot] if slot < len(PEERS) else ("stage", slot - len(PEERS)) for slot in peers),
-            tuple(self.segments),
+            tuple(segments),
         )
 
 

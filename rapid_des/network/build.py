@@ -90,6 +90,15 @@ def node_range(fabric: Fabric, kind: str) -> tuple[int, int]:
     return firsts[kind], counts[kind]
 
 
+def _leads_to(fabric: Fabric, written: str) -> str:
+    """Return where links of the node lead that `written` names, if it names one."""
+    try:
+        node = find_node(fabric, written)
+    except TopologyError:
+        return ""
+    return f"; {fabric.leads_to(node)}"
+
+
 def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
     """Return the link ids that `text` names: A>B is one direction, A-B both, #17 the id."""
     written = text.strip()
@@ -97,7 +106,9 @@ def find_links(fabric: Fabric, text: str) -> tuple[int, ...]:
         return (_by_id(fabric, written),)
     ends = _LINK.match(written)
     if ends is None:
-        raise TopologyError(f"{fabric.name}: {written!r} names no link; allowed: A-B, A>B, #ID")
+        raise TopologyError(
+            f"{fabric.name}: {written!r} names no link; allowed: A-B, A>B, #ID{_leads_to(fabric, written)}"
+        )
     source, destination = find_node(fabric, ends[1]), find_node(fabric, ends[3])
     link = fabric.link(source, destination)
     return (link,) if ends[2] == ">" else (link, fabric.link(destination, source))

@@ -120,10 +120,10 @@ class Fabric(Struct, frozen=True, eq=False, dict=True):
         position = int(np.searchsorted(keys, key))
         if position == len(keys) or keys[position] != key:
             names = f"{self.node_name(source)} to {self.node_name(destination)}"
-            raise TopologyError(f"{self.name}: no link leads from {names}; {self._leads_to(source)}")
+            raise TopologyError(f"{self.name}: no link leads from {names}; {self.leads_to(source)}")
         return int(order[position])
 
-    def _leads_to(self, source: int) -> str:
+    def leads_to(self, source: int) -> str:
         """Return where links of a node lead, at most eight by name."""
         keys = self._lookup[1]
         first, last = np.searchsorted(keys, (source * self.nodes, (source + 1) * self.nodes))

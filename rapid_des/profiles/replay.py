@@ -41,7 +41,8 @@ from rapid_des.program.program import NONE
 from rapid_des.units import seconds
 
 _PS_PER_NS = 1000
-_HOST = "host"
+HOST = "host"
+"""What the host does between its calls, as a class whose speed may be asked for."""
 _TAKES_EFFECT = 2_000
 """Nanoseconds that a launch may take to start a kernel; a longer gap is a wait for another stream. It is
 chosen, not measured: any value replays what was measured alike."""
@@ -59,9 +60,11 @@ class ReplayedStep(Struct, frozen=True):
     step: int
     """The number of the step in the profile: the steady one that is nearest to their mean."""
     scaled: Mapping[str, float]
-    """The factor by which kernels of a class are faster than measured."""
+    """The factor by which kernels of a class, or the host, are faster than measured."""
     events: int
     """Device events of the step."""
+    unmet: tuple[str, ...] = ()
+    """The classes in `scaled` of which the step has no kernel."""
     overlap: str = "measured"
     """How messages overlap with what computes: one of `OVERLAPS`."""
 
@@ -73,6 +76,7 @@ class ReplayedStep(Struct, frozen=True):
             "step": self.step,
             "device_events": self.events,
             "speed": {kind: factor if factor < math.inf else 0.0 for kind, factor in self.scaled.items()},
+            "unmet": list(self.unmet),
             "overlap": self.overlap,
         }
 
@@ -86,6 +90,7 @@ def replay_step(
 ) -> ReplayedStep:
     """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast.
 
+    The class "host" is what the host does between its launches.
     `overlap` is how messages overlap with what computes: one of `OVERLAPS`.
     """
     chosen = chosen_step(profile)
@@ -97,8 +102,15 @@ def replay_step(
     visits = visits_of(lowered, 0)[nodes]
     times = records.start[visits], records.finish[visits]
     simulated = simulated_time(profile, chosen, *times)
+    met = {profile.events.classes[row] for row in profile.events.name[chosen.events]} | {HOST}
     return ReplayedStep(
-        chosen.length * _PS_PER_NS, simulated, chosen.number, scaled or {}, len(chosen.events), overlap
+        measured=chosen.length * _PS_PER_NS,
+        simulated=simulated,
+        step=chosen.number,
+        scaled=scaled or {},
+        events=len(chosen.events),
+        unmet=tuple(kind for kind in scaled or {} if kind not in met),
+        overlap=overlap,
     )
 
 
@@ -249,7 +261,7 @@ class StepProgram:
             name=[known[row.name] for row in rows],
             stream=[lanes[row.stream] for row in rows],
             duration=np.where([each is None for each in sent], duration, UNSTATED),
-            on_cpu=[row.stream == _HOST for row in rows],
+            on_cpu=[row.stream == HOST for row in rows],
             collective=[UNSTATED if each is None else each.collective for each in sent],
             group=[UNSTATED if each is None else each.slot for each in sent],
             issuer=issuers,
@@ -267,7 +279,8 @@ class StepProgram:
         if place >= 0 and self._waits[place] > since:
             since, waits = self._behind_last_ended(int(self._waits[place]), since)
             waits = self._unless_message(waits)
-        self._calls[when] = self._add(_Row(_HOST, _HOST, when - since, waits))
+        length = round((when - since) / self._scaled.get(HOST, 1.0))
+        self._calls[when] = self._add(_Row(HOST, HOST, length, waits))
         self._host = max(when, since)
 
     def _event(self, event: int, behind: Sequence[int]) -> int:

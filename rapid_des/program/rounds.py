@@ -70,6 +70,7 @@ class RoundsAtOnce(Rounds, frozen=True):
         rounds, members = self.partner.shape
         tasks, member = rounds * members, np.arange(members, dtype=np.int32)
         task, done, last = np.arange(tasks, dtype=np.int32), tasks + member, int(self.lag[1])
+        # A message leads to its receiver's end, by its arrival; a member's first one also to its own.
         awaited = [
             edges(task, tasks + self.partner.ravel(), last),
             edges(member, done, last, at_start=True),

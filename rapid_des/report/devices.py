@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rapid_des.device.device import Device
+from rapid_des.device.die import DieCost
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.learned import LearnedFile
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
@@ -151,3 +152,34 @@ def learned_report(file: LearnedFile) -> Iterator[Part]:
     for name, left in file.left_out.items():
         yield f"{name} left out: {left.rows:,} samples ({left.reason})"
     yield f"all else: {file.fallback}"
+
+
+def die_as_plain(name: str, die: DieCost) -> dict[str, object]:
+    """Return a die's area and price as plain data; areas are mm², prices dollars."""
+    return {
+        "device": name,
+        "area_mm2": die.area,
+        "parts_mm2": dict(die.parts),
+        "dies_per_wafer": die.dies,
+        "yield": die.die_yield,
+        "die_dollars": die.die_dollars,
+        "memory_dollars": die.memory_dollars,
+        "dollars": die.dollars,
+    }
+
+
+def die_report(name: str, die: DieCost) -> Iterator[Part]:
+    """Yield a die's area by parts, and what it and its memory cost."""
+    yield f"die of {name}: {die.area:,.0f} mm²"
+    rows = [
+        {"part": part, "area": f"{area:,.1f} mm²", "share": f"{area / die.area:.1%}"}
+        for part, area in die.parts.items()
+    ]
+    yield Table("", columns("part", "area", "share"), rows)
+    yield {
+        "dies a wafer": f"{die.dies:.1f}, {die.die_yield:.1%} of them without a defect",
+        "die": f"${die.die_dollars:,.0f}",
+        "memory": f"${die.memory_dollars:,.0f}",
+        "together": f"${die.dollars:,.0f}",
+    }
+    yield "by LLMCompass's published coefficients; masks, tests, packages and margins are left out"

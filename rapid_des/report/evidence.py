@@ -271,7 +271,7 @@ def host_json(host: HostSpec) -> dict[str, Any]:
     """Return plain data for JSON; times in seconds."""
     times = {name: getattr(host, name) for name in TIMES}
     plain = {f"{name}_s": None if time is None else seconds(time) for name, time in times.items()}
-    return plain | {"captured": host.captured, "waits": list(host.waits)}
+    return plain | {"captured": host.captured, "waits": list(host.waits), "blocking": host.blocking}
 
 
 def host_line(host: HostSpec) -> str:
@@ -280,7 +280,8 @@ def host_line(host: HostSpec) -> str:
     fixed = f", {host.step} a step" if host.step else ""
     tensor = f" ({host.tensor_rank} more over tp)" if host.tensor_rank else ""
     each = f"{host.kernel} a kernel, {host.collective} a collective{tensor}"
-    return f"host: {each}{fixed}, {graph[host.captured]}"
+    waits = ", waits for each launch" * host.blocking
+    return f"host: {each}{fixed}, {graph[host.captured]}{waits}"
 
 
 class Interval(Struct, frozen=True):

@@ -58,9 +58,29 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
         for row in plain["operators"][:top]
     ]
     yield Table("slowest kernels, of all steady steps", columns("name", "class", "count", "time_s"), rows)
+    if step:
+        yield _next(plain)
     if len(ranks) > 1:
         each = [{"rank": _rank(row), **{key: row[key] for key in ("file", "step_time_s")}} for row in ranks]
         yield Table("ranks, the slowest first", columns("rank", "step_time_s", "file"), each)
+
+
+def _next(plain: Mapping[str, Any]) -> str:
+    """Return the command that says what a change of the longest part would bring."""
+    part = max(plain["breakdown_s"], key=plain["breakdown_s"].__getitem__)
+    kernels = {
+        kind: time for kind, time in plain["classes_s"].items() if kind not in ("communication", "copy")
+    }
+    busiest = max(kernels, key=kernels.__getitem__, default="gemm")
+    change, what = {
+        "host": (
+            "--remove host",
+            "what the step would take if its host were never late, as with CUDA graphs",
+        ),
+        "exposed_communication": ("--overlap full", "what hiding its messages would bring at most"),
+        "exposed_copies": ("--remove copy", "what hiding its copies would bring at most"),
+    }.get(part, (f"--speed {busiest}=2x", f"what kernels of class {busiest} twice as fast would bring"))
+    return f"next: {what}:\n  rapid-des replay {plain['ranks'][0]['file']} {change}"
 
 
 def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
@@ -75,6 +95,7 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
         "measured": seconds_text(measured),
         "replayed": f"{seconds_text(simulated)} ({change_text(simulated, measured)})",
         **({"faster": changed} if changed else {}),
+        **({"no kernel of": ", ".join(plain["unmet"])} if plain["unmet"] else {}),
         **({"overlap": _OVERLAPS[plain["overlap"]]} if plain["overlap"] in _OVERLAPS else {}),
     }
     yield "messages take what they took, waits for other ranks included"

@@ -20,7 +20,7 @@ from rapid_des.report.evidence import (
 from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.memory_forecast import MemoryForecast
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Part, Plain, Table, columns, share_table
+from rapid_des.report.tables import Part, Plain, Table, columns, counted, share_table
 from rapid_des.units import Size
 
 if TYPE_CHECKING:
@@ -211,11 +211,12 @@ _ASTRA_TIMES = ("finish_ns", "exposed_communication_ns", "gpu_time_ns", "comm_ti
 
 def astra_report(result: AstraResult, title: str) -> Iterator[Part]:
     """Yield a replay by ASTRA-sim's rules: the first and the last ranks to finish, and what was noted."""
-    yield f"{title}: {len(result.ranks)} ranks"
     plain = result.tree()["ranks"]
     assert isinstance(plain, dict)
     ranked = sorted(plain.items(), key=lambda row: (row[1]["finish_ns"], int(row[0])))
     rows = [{"rank": int(rank), **times} for rank, times in ranked]
+    yield f"{title}: {counted(len(rows), 'rank')}"
+    yield {"finish": f"{rows[-1]['finish_ns']:,} ns (rank {rows[-1]['rank']} is last)"}
     left_out = len(rows) - _RANKS
     if left_out > 0:
         rows[_RANKS // 2 : -_RANKS // 2] = []

@@ -92,8 +92,8 @@ def criticality_report(study: Plain, top: int | None = None) -> Iterator[Part]:
     yield Table("", (*kinds, *columns(slowdown=("slower", _from_one)), bar), listed)
     hidden = len(classes) - len(listed)
     yield (
-        f"{study['simulations']} simulations for {len(study['rows'])} parts; parts in one row cost the same"
-        + (f"; {counted(hidden, 'row')} not shown" if hidden else "")
+        f"{counted(study['simulations'], 'simulation')} for {counted(len(study['rows']), 'part')}; "
+        "parts in one row cost the same" + (f"; {counted(hidden, 'row')} not shown" if hidden else "")
     )
     if study["left"]:
         yield f"interrupted: {study['left']} parts were not reached"

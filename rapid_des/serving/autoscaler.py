@@ -7,10 +7,12 @@ minutes (the stabilization window). A replica that starts serves after its start
 drains gets no more requests, and stops when it has answered those that it has. The replica with the least
 work drains first. If more replicas are wanted, one that drains serves again at once.
 
-The load of the measure `slo` is the number of replicas times the largest part of a limit that nine tenths of
-the requests do not exceed. These are the requests that were answered since the last decision, and those that
-still wait for an iteration; their waiting counts as the time to their first token. Limits that are kept do
-not say by how much, so such a fleet shrinks by one replica at a time.
+The load of the measure `slo` is the number of replicas that serve times the largest part of a limit that
+nine tenths of the requests do not exceed. These are the requests that were answered since the last decision,
+and those that still wait for an iteration; their waiting counts as the time to their first token. Requests
+that were sent before the last replica came up met a smaller fleet, and do not count: if there are no others,
+or while replicas start, the fleet stays as it is. Limits that are kept do not say by how much, so such a
+fleet shrinks by one replica at a time.
 """
 
 from __future__ import annotations
@@ -129,8 +131,10 @@ class Autoscaler:
         self._window = int(_WINDOW if spec.stabilization is None else spec.stabilization)
         self._starting = self._accepted = 0
         self._slo = None if spec.slo is None else Slo.parse(spec.slo, "serving.autoscaler.slo")
-        self._used: list[float] = []
-        """The parts of limits that requests took which were answered since the last decision."""
+        self._used: list[tuple[int, float]] = []
+        """When requests were sent that were answered since the last decision, and their parts of limits."""
+        self._grown = 0
+        """When the last replica came up."""
         self._loads = deque[float](maxlen=_TREND)
         self._wanted = deque[tuple[int, int]]()
         """The numbers that were wanted in the stabilization window, with their times."""
@@ -155,7 +159,7 @@ class Autoscaler:
         """Record an answered request, if a replica of the pool answered it."""
         if self._slo is not None and self._members[0].number <= request.replica <= self._members[-1].number:
             times = request.first_token - request.arrival, request.finished - request.arrival
-            self._used.append(self._slo.used(*times, request.output))
+            self._used.append((request.arrival, self._slo.used(*times, request.output)))
 
     def _scale(self) -> Process:
         while True:
@@ -187,14 +191,16 @@ class Autoscaler:
         return (self._accepted - before) / (self._interval / PS_PER_S)
 
     def _part_of_limits(self) -> float:
-        """Return the part of a limit that requests of the last interval took, times the replicas."""
+        """Return the part of a limit that requests of the last interval took, times those that serve."""
         assert self._slo is not None
         now, used, self._used = int(self._env.now), self._used, []
         if "ttft" in self._slo.limits:
-            waits = (now - request.arrival for member in self._serving for request in member.unstarted)
-            used += [wait / self._slo.limits["ttft"] for wait in waits]
-        part = float(np.quantile(used, _SHARE)) if used else 0.0
-        return part * (len(self._serving) + self._starting)
+            sent = [request.arrival for member in self._serving for request in member.unstarted]
+            used += [(arrival, (now - arrival) / self._slo.limits["ttft"]) for arrival in sent]
+        known = [part for arrival, part in used if arrival >= self._grown]
+        if self._starting or (used and not known):
+            return self._spec.target * (len(self._serving) + self._starting)
+        return float(np.quantile(known, _SHARE)) * len(self._serving) if known else 0.0
 
     def _asked(self, load: float) -> int:
         """Return how many replicas are wanted; `load` counts replicas that are at their target."""
@@ -230,6 +236,7 @@ class Autoscaler:
         yield self._env.timeout(self._startup)
         self._starting -= 1
         next(member for member in self._members if not member.alive).resume()
+        self._grown = int(self._env.now)
         self._record()
         self._changed()
 

@@ -36,11 +36,15 @@ def classes_of(job: Job) -> tuple[RequestClass, ...]:
         RequestClass(
             each.name,
             each.model or job.model.name,
-            None if each.slo is None else Slo.parse(each.slo, _key(place, "slo")),
+            None if each.slo is None else _limits(each.slo, _key(place, "slo"), embeds=spec.task == "embed"),
             each.max_queued or spec.max_queued,
         )
         for place, each in enumerate(spec.classes)
     )
+
+
+def _limits(text: str, stated: str, *, embeds: bool) -> Slo:
+    return Slo.parse(text, stated).of_requests(embeds=embeds, stated=stated)
 
 
 def kinds_of(specs: Sequence[RequestClassSpec]) -> tuple[ClassDraw, ...]:

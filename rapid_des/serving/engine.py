@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.serving.adapters import Lora
-from rapid_des.serving.batch import Costs
+from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
 from rapid_des.serving.policies import Habits, Policy
 from rapid_des.serving.prefix_cache import LowerTier
@@ -21,6 +22,13 @@ Process: TypeAlias = Generator[Any, Any, None]
 MOST_STEPS = 1 << 12
 """Most decode steps that are advanced at once."""
 _USUAL_DECODES, _USUAL_POSITIONS = 64, 1024
+
+
+class Paces(NamedTuple):
+    """Picoseconds a token."""
+
+    prompt: float
+    answer: float
 
 
 class Engine(Struct, frozen=True, dict=True):
@@ -70,11 +78,16 @@ class Engine(Struct, frozen=True, dict=True):
         return SpeculativeDecoding(self.page_size, self.drafts)
 
     @cached_property
-    def pace(self) -> float:
-        """Picoseconds a token of a decode step of 64 requests (or all that may run) at 1,024 positions."""
+    def paces(self) -> Paces:
+        """How long a token takes: of a prompt of 1,024, and of a decode step at as many positions.
+
+        The step is of 64 requests, or as many as may run.
+        """
         decodes = min(_USUAL_DECODES, self.max_sequences)
         keys = np.array([decodes * _USUAL_POSITIONS], np.int64)
-        return int(self.costs.ends(decodes, keys)[0]) / decodes
+        tokens = min(_USUAL_POSITIONS, self.max_batched_tokens)
+        prompt = Batch(0, 0, (RequestGroup(1, tokens),))
+        return Paces(self.costs.time(prompt) / tokens, int(self.costs.ends(decodes, keys)[0]) / decodes)
 
     @property
     def is_steady(self) -> bool:

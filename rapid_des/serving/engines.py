@@ -17,7 +17,7 @@ from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.half_batches import costs_of
 from rapid_des.serving.policies import WHOLE_PROMPTS, Habits, policy_of
-from rapid_des.serving.pools import Pool, of_replica, sharing
+from rapid_des.serving.pools import Pool, embeds, of_replica, sharing
 from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.shared_pool import SharedPool
 from rapid_des.serving.workload import Workload
@@ -34,12 +34,13 @@ def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> P
 
 
 def _as_priced(job: Job) -> Job:
-    """Return the job without its `serving` section and the size of its KV cache.
+    """Return the job without the size of its KV cache, and of its `serving` section with the task alone.
 
-    These decide which iterations there are, and not how long they take.
+    The rest decides which iterations there are, and not how long they take.
     """
     memory = structs.replace(job.spec.memory, kv_pool=None)
-    return replace(job, spec=structs.replace(job.spec, serving=None, memory=memory))
+    serving = ServingSpec(task="embed") if embeds(job) else None
+    return replace(job, spec=structs.replace(job.spec, serving=serving, memory=memory))
 
 
 def engine_of(job: Job, machine: Machine, workload: Workload, cache: BoundedCache | None) -> Engine:
@@ -89,7 +90,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         lora=lora,
         together=sharing(job),
         gpus=Pool(job, 1).each,
-        samples=spec.task == "generate",
+        samples=not embeds(job),
         prefix_tiers=_tiers(alone, machine, pool.page, spec),
         prefix_pool=_shared_pool(job, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
@@ -174,8 +175,8 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
 
 def _check_positions(job: Job, workload: Workload) -> None:
     """Raise `ConfigError` for a request that is longer than the model's positions."""
-    most, spec = job.model.spec.max_positions, job.spec.serving
-    if spec is not None and spec.task == "embed":
+    most = job.model.spec.max_positions
+    if embeds(job):
         workload = replace(workload, output=0 * workload.output)
     _check_longest(job, workload, most, f"the model has max_positions {most}")
 

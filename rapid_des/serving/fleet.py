@@ -64,6 +64,8 @@ class Fleet(Struct, dict=True):
     latency: int = 0
     """Additional picoseconds between client and replica, for each request independently."""
     watch: Watch = lambda *_: None
+    until: int | None = None
+    """Number of the first requests with whose answers the run ends; None: all."""
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
     """Picoseconds from the end of an outage until a replica serves."""
@@ -94,6 +96,7 @@ class Fleet(Struct, dict=True):
         """Serve all requests; return False if that was interrupted."""
         self._sent = self._inside = self._since = self.area = self._in_vain = 0
         """`_in_vain`: number of times that outages stopped requests since one was answered."""
+        self._left = self._until = len(self.workload) if self.until is None else self.until
         self._contents = Contents(self.workload.blocks)
         self._awaited = None if self.workload.after is None else Awaited(self.workload.after)
         self._held: list[Request] = []
@@ -110,8 +113,7 @@ class Fleet(Struct, dict=True):
         self._caches_prefixes = any(group.engine.prefix_tiers is not None for group in groups)
         for group in groups:
             self._begin(group)
-        taking = self.prompting or len(self.members)
-        self._front_ends = [0] * (self.front_ends or taking)
+        self._front_ends = [0] * (self.front_ends or self.prompting or len(self.members))
         """The times at which the front ends are free, as a heap."""
         if self.workload.arrival is None:
             for _ in range(min(self.workload.clients, len(self.workload))):
@@ -354,7 +356,8 @@ class Fleet(Struct, dict=True):
                 self._after(self.workload.session_think, partial(self._send, number))
         elif request.session != NEVER:
             self._after(self.workload.session_think, lambda: self._next_turn(request.session))
-        if len(self.done) + len(self.lost) + len(self.shed) == len(self.workload):
+        self._left -= request.number < self._until
+        if not self._left:
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
             self._after(self.workload.think, self._ask)

@@ -28,6 +28,7 @@ class FleetRecord(Protocol):
     lost: list[Request]
     stops: list[Stop]
     startup: int
+    until: int | None
     turns: Turns
     beside: Sequence[ReplicaGroup]
     device: str

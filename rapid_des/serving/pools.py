@@ -53,9 +53,15 @@ def in_a_row(job: Job, copies: int) -> Job:
 
 def prompts_of(job: Job, tokens: int) -> tuple[RequestGroup, ...]:
     """Return this many tokens as prompts of the largest length, and one shorter one."""
-    longest = min(tokens, job.model.spec.max_positions - 1)
+    longest, samples = min(tokens, job.model.spec.max_positions - 1), int(not embeds(job))
     whole, rest = divmod(tokens, longest)
-    return (RequestGroup(whole, longest), *((RequestGroup(1, rest),) if rest else ()))
+    groups = RequestGroup(whole, longest, samples=samples), RequestGroup(1, rest, samples=samples)
+    return groups if rest else groups[:1]
+
+
+def embeds(job: Job) -> bool:
+    """Return whether the requests of a job's server are answered by their prompts alone."""
+    return job.spec.serving is not None and job.spec.serving.task == "embed"
 
 
 def without_host(job: Job) -> Job:
@@ -108,7 +114,7 @@ class Pool(Struct, frozen=True, dict=True):
         shard = self.alone.shard(1, 1, 1)
         return max(
             sum(
-                count * self.job.kinds[section.kind].layer.mixer.cache_bytes(shard, tokens)
+                count * self.job.kinds[section.kind].layer.cache_bytes(shard, tokens)
                 for section, count in stage_sections(self.alone, stage).items()
                 if section.name == "block"
             )

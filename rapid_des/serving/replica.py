@@ -56,6 +56,7 @@ class Replica(ReplicaState):
         self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)
         self._queued += request.to_do
+        self._queued_answers += request.to_make
         self._wake()
 
     def _wake(self) -> None:
@@ -77,7 +78,7 @@ class Replica(ReplicaState):
         self.waiting.clear()
         self.prefilling.clear()
         self._group, self._free = self.engine.nobody(), self.engine.pages
-        self.promised_pages = self.calm = self._queued = self._pause = 0
+        self.promised_pages = self.calm = self._queued = self._queued_answers = self._pause = 0
         self._empty()
         self._under_way = 0, np.zeros(0, np.int64)
         self.alive = False
@@ -147,6 +148,7 @@ class Replica(ReplicaState):
         """Take a request out of the queue."""
         self.waiting.remove(request)
         self._queued -= request.to_do
+        self._queued_answers -= request.to_make
         pages, load = self.content.admit(request)
         self._free -= pages
         self._loading += self.adapters.admit(request) + load
@@ -204,6 +206,7 @@ class Replica(ReplicaState):
         self.calm = 0
         self.waiting.appendleft(request)
         self._queued += request.to_do
+        self._queued_answers += request.to_make
 
     def _leave(self, request: Request) -> None:
         """Remove a request from the decoding ones."""

@@ -36,7 +36,8 @@ class ReplicaState:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self._intake = Intake(engine.habits)
-        self.promised_pages = self.calm = self._queued = self.accepted = 0
+        self.promised_pages = self.calm = self._queued = self._queued_answers = self.accepted = 0
+        """`_queued`: tokens of requests that wait; `_queued_answers`: those of them that are to make."""
         self._group = engine.nobody()
         self._free = engine.pages
         self._empty()
@@ -102,8 +103,16 @@ class ReplicaState:
     @property
     def outstanding_tokens(self) -> int:
         """Number of tokens still to be computed and made for them."""
-        begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
+        begun = sum(request.to_do for request in self.prefilling)
         return self._queued + begun + self._group.to_come_after(self._passed)
+
+    def time_with(self, request: Request) -> float:
+        """Return about how many picoseconds it takes for its tokens and those of one more request."""
+        begun = sum(each.to_make for each in self.prefilling)
+        answers = self._queued_answers + begun + self._group.to_come_after(self._passed)
+        prompts = self.outstanding_tokens - answers
+        paces = self.engine.paces
+        return (prompts + request.missing) * paces.prompt + (answers + request.to_make) * paces.answer
 
     @property
     def spare_pages(self) -> int:

@@ -113,7 +113,12 @@ class Request(Struct, eq=False):
     @property
     def to_do(self) -> int:
         """Number of tokens to compute and to generate, while it waits."""
-        return self.missing + self.output - self.generated
+        return self.missing + self.to_make
+
+    @property
+    def to_make(self) -> int:
+        """Number of tokens to generate."""
+        return self.output - self.generated
 
     @property
     def missing(self) -> int:

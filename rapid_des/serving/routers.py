@@ -4,7 +4,8 @@
 - `random`: any, by a hash of the request's number.
 - `least_requests`: the one with the fewest unanswered requests (nginx's least_conn).
 - `least_tokens`: the one with the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
-- `least_time`: the same by time, as replicas of several kinds need it: tokens times the pace of the replica.
+- `least_time`: the same by time, as replicas of several kinds need it: tokens of prompts and tokens to make,
+  each times its pace at the replica.
 - `most_free_pages`: the one with the most free pages, less those that waiting requests need.
 - `session`: the same one for all requests of a session, by a hash.
 - `prefix_aware`: the one with the fewest tokens still to compute and to make, those of the request that are
@@ -46,8 +47,7 @@ def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
 
 def least_time(replicas: Sequence[Replica], request: Request) -> Replica:
     """Return the replica that would be done with its tokens and those of the request first."""
-    tokens = request.prompt + request.output
-    return min(replicas, key=lambda replica: (replica.outstanding_tokens + tokens) * replica.engine.pace)
+    return min(replicas, key=lambda replica: replica.time_with(request))
 
 
 def most_free_pages(replicas: Sequence[Replica], request: Request) -> Replica:

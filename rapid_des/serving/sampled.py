@@ -1,11 +1,12 @@
 """A long day by windows: as much of it is served as is needed, and stands for the rest.
 
 The time is cut into stretches of equal length. In the middle of each a window is measured. The fleet serves
-from `warmup` before a window, to fill up, until `warmup` after it: so nothing measured meets a start or a
-drain. The requests are those of the whole day, and each one that is measured stands for as many
-as came in its stretch for one in its window. What follows is an estimate: the midpoint rule over a load that
-changes, with intervals from batches of requests within windows. A change that a stretch has and its window
-does not, or a queue that lasts longer than the time before a window, is not seen.
+from `warmup` before a window, to fill up. Requests come for `warmup` after it, until all that came in it are
+answered: so nothing measured meets a start or a drain. The requests are those of the whole day, and each one
+that is measured stands for as many as came in its stretch for one in its window. What follows is an estimate:
+the midpoint rule over a load that changes, with intervals from batches of requests within windows. A change
+that a stretch has and its window does not, or a queue that lasts longer than the time before a window, is not
+seen.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Windows(Spec, frozen=True):
     window: Duration
     """Length of a window."""
     warmup: Duration
-    """Time that is served before a window, and after it."""
+    """Time that is served before a window, and after it at most until what came in it is answered."""
 
     @classmethod
     def parse(cls, text: str) -> Windows:
@@ -213,7 +214,9 @@ def serve_sampled(  # noqa: PLR0913 - what a server is asked, by name
     for number, place in enumerate(places):
         start = max(0, place.begin - int(windows.warmup))
         part = _part(day, start, place.end + int(windows.warmup))
-        result = serve_workload(job, machine, part, cache=cache)
+        assert part.arrival is not None
+        measured = int(np.searchsorted(part.arrival, place.end - start))
+        result = serve_workload(job, machine, part, until=measured, cache=cache)
         served, gpus, interrupted = served + len(result), result.gpus, result.interrupted
         if interrupted:
             break

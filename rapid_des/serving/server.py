@@ -20,7 +20,7 @@ from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.groups import Beside, ReplicaGroup, besides_of
 from rapid_des.serving.images import encoder_of, encoders_of, with_images
 from rapid_des.serving.named_workloads import WORKLOADS
-from rapid_des.serving.pools import Pool, pools_of, sharing
+from rapid_des.serving.pools import Pool, embeds, pools_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
@@ -70,10 +70,14 @@ def serve_workload(  # noqa: PLR0913 - as above
     workload: Workload,
     *,
     first: int = 0,
+    until: int | None = None,
     watch: Watch = lambda *_: None,
     cache: BoundedCache | None,
 ) -> ServeResult:
-    """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
+    """Serve requests that are known one by one; `first`: the server's first GPU, for faults.
+
+    `until`: the number of first requests with whose answers the run ends; others may be left unanswered.
+    """
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check_all(job, machine, workload)
     steady = for_iterations(machine, sends=len(pools) > 1)
@@ -105,6 +109,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         front_ends=spec.front_ends or 0,
         latency=int((host.client if host else None) or 0),
         watch=watch,
+        until=until,
         lose=spec.on_outage == "lose",
         autoscaler=spec.autoscaler,
         startup=scaled_startup(spec, pools, machine, cache),
@@ -183,6 +188,8 @@ def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
         problem = f"replicas share experts: {sharing(job)} of them start and stop together"
     elif spec.outages or machine.faults:
         problem = "replicas start and stop by load alone: state no outages or faults beside it"
+    elif spec.autoscaler.slo is not None and embeds(job) and "tpot" in spec.autoscaler.slo:
+        problem = "slo: requests of `task: embed` make no tokens one by one; allowed: ttft=…, e2e=…"
     elif spec.autoscaler.minimum > job.spec.parallelism.dp:
         problem = f"minimum {spec.autoscaler.minimum} is above the job's dp {job.spec.parallelism.dp}"
     if problem:
@@ -295,6 +302,9 @@ def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
     if not job.model.generates and (job.spec.serving or ServingSpec()).task != "embed":
         problem = f"{job.model.name} is an encoder and makes no tokens one by one; state serving.task: embed"
+        raise ConfigError(problem, file=job.file, key="model")
+    if job.model.encoder is not None:
+        problem = f"{job.model.name} has an encoder in front of it: `run` serves static batches of it alone"
         raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"

@@ -64,6 +64,8 @@ class Slo:
                 problem = f"unknown limit {name!r}" if name not in LIMITS else f"{name} stands twice"
                 allowed = "allowed: ttft=…, tpot=…, e2e=…, each once"
                 raise ConfigError(f"{problem}; {hint}{allowed}", file=f"{stated} {text!r}")
+            if not value:
+                raise ConfigError(f"{name} states no time, as in {name}=2s", file=f"{stated} {text!r}")
             try:
                 limits[name] = int(Duration.parse(value))
             except ValueError as error:
@@ -77,6 +79,13 @@ class Slo:
         if not limits:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"{stated} {text!r}")
         return cls(text, limits)
+
+    def of_requests(self, *, embeds: bool, stated: str = "--slo") -> Slo:
+        """Return the limits; `ConfigError` for one on what requests that want no tokens do not have."""
+        if embeds and "tpot" in self.limits:
+            problem = "requests of `task: embed` make no tokens one by one; allowed: ttft=…, e2e=…"
+            raise ConfigError(problem, file=f"{stated} {self.text!r}", key="tpot")
+        return self
 
     def used(self, ttft: int, e2e: int, output: int) -> float:
         """Return the largest part of a limit that one request takes, given its times and tokens out."""

@@ -19,7 +19,8 @@ from rapid_des.config.specs import Kind, check_setting
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.model_spec import ModelSpec
+from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.machine import MachineSpec
 from rapid_des.network.faults import Fault, parse_fault
 from rapid_des.simulation import MODES

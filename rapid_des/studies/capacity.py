@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from typing import Any
 
@@ -24,7 +25,7 @@ from rapid_des.means import student
 from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.failures import replicas_held
 from rapid_des.serving.outages import availability
-from rapid_des.serving.pools import pools_of, server_gpus
+from rapid_des.serving.pools import embeds, pools_of, server_gpus
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
@@ -37,7 +38,7 @@ from rapid_des.values import replace
 _FULL_DRAWS = 4
 """Number of runs behind the interval of a full server's rate."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
-OnProgress = Callable[[str], None]
+_Refused = tuple[str, str]
 
 
 class ServerLoad(Struct, frozen=True):
@@ -159,7 +160,7 @@ def capacity(
     demand: ServerLoad,
     *,
     cache: BoundedCache | None = None,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Layout:
     """Return the highest rate that one replica of a job serves within the limits.
 
@@ -172,6 +173,7 @@ def capacity(
     (2, True)
     """
     cache, job = BoundedCache() if cache is None else cache, one_replica(job)
+    demand.slo.of_requests(embeds=embeds(job))
     on_progress("the rate of a full server")
     full = _full_rate(job, machine, demand, cache)
 
@@ -343,8 +345,7 @@ class Fleets(Struct, frozen=True):
 
     def as_good(self, row: Layout) -> bool:
         """Return whether a layout may be as good as the first: the intervals of what orders them meet."""
-        first, other = (self._ordering(each) for each in (self.rows[0], row))
-        return other[0] <= first[1]
+        return self._ordering(row)[0] <= self._ordering(self.rows[0])[1]
 
     def _ordering(self, row: Layout) -> tuple[float, float]:
         """Return the interval of what orders layouts: GPUs for the load, or for a request a second."""
@@ -366,14 +367,12 @@ class Fleets(Struct, frozen=True):
                 "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
 
 
-def _fitting(
-    job: Job | tuple[str, str], machine: Machine, demand: ServerLoad, text: str, on_progress: OnProgress
-) -> Layout | tuple[str, str]:
+def _fitting(job: Job | _Refused, text: str, capacity_of: Callable[[Job], Layout]) -> Layout | _Refused:
     """Return the capacity of a layout, or (its text, why it does not fit into memory), as given or found."""
     if isinstance(job, tuple):
         return job
     try:
-        return capacity(job, machine, demand, on_progress=on_progress)
+        return capacity_of(job)
     except InfeasibleJobError as error:
         return text, str(error).splitlines()[0]
 
@@ -386,22 +385,25 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     *,
     load: float | None = None,
     price: float | None = None,
-    on_progress: OnProgress = lambda _: None,
+    cache: BoundedCache | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fleets:
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 
-    `InfeasibleJobError` if none of them fits into memory or on the machine. An interrupt (^C) ends it with
+    Simulations of all layouts share a cache. `InfeasibleJobError` if no layout fits into memory or on the
+    machine. An interrupt (^C) ends it with
     the layouts that are done, if there are any.
     """
     if load:
         _check_front_ends(job, demand, load)
-    outcomes, interrupted = list[Layout | tuple[str, str]](), False
+    outcomes, interrupted = list[Layout | _Refused](), False
+    find = partial(capacity, machine=machine, demand=demand, cache=BoundedCache() if cache is None else cache)
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
             text = texts[number] if texts else "the job's own"
             where = f"layout {number + 1} of {max(len(texts), 1)}"
             on_progress(where)
-            outcomes.append(_fitting(chosen, machine, demand, text, about(on_progress, where)))
+            outcomes.append(_fitting(chosen, text, partial(find, on_progress=about(on_progress, where))))
     except KeyboardInterrupt:
         if not any(isinstance(outcome, Layout) for outcome in outcomes):
             raise

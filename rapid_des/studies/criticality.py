@@ -241,6 +241,8 @@ class _CriticalityStudy:
                 )
                 rows |= {row.part: row for row in self._rows_of(alike)}
         except KeyboardInterrupt:
+            if not rows:
+                raise
             self.how.report("interrupted: what is finished follows")
         order = {part: number for number, part in enumerate(parts)}
         ranked = sorted(rows.values(), key=lambda row: (-row.cost, order[row.part]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 from rapid_des.config import Document, load_document, resolve
@@ -18,6 +20,7 @@ SEQUENCE = 4096
 """Tokens of a sequence where nothing is said, or the most that the model has positions for."""
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\Z")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.yaml)(?<!\.json)\Z")
+_AXIS = re.compile(r"(?:job\.)?parallelism\.(tp|pp|cp)=([0-9]{1,6})\Z")
 _UNITS = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -99,17 +102,39 @@ def training_document(reference: str, tokens: int, sequence: int | None = None) 
     return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
 
 
-def serving_document(reference: str, machine: Machine) -> Document:
+def serving_document(reference: str, machine: Machine, settings: Sequence[str] = ()) -> Document:
     """Return a job that serves a model on a machine with vLLM, as a job file has it.
 
     A replica has the fewest GPUs of one node (a power of two) whose memory bf16 weights fill at most half, or
-    all of them; replicas take the rest of the machine. A request has 1,024 tokens and asks for 256.
+    all of them, or as many as `settings` state; replicas take the rest of the machine. A request has 1,024
+    tokens and asks for 256, or as many as the model has positions for.
 
     >>> from rapid_des.machine import load_machine
     >>> serving_document("llama3_1_70b", load_machine("dgx_h100")).tree["parallelism"]
     {'tp': 4, 'dp': 2}
     """
     source = _model(reference)
+    stated = {axis[1]: int(axis[2]) for axis in map(_AXIS.match, settings) if axis}
+    positions = load_model(source).spec.max_positions
+    split = stated or {"tp": _fitting_tp(reference, source, machine)}
+    tree = {
+        "model": source,
+        "phase": "inference",
+        "software": "vllm-0.12",
+        "parallelism": {**split, "dp": max(1, machine.fabric.gpus // max(1, prod(split.values())))},
+        "inference": {
+            "batch": 16,
+            "prompt_length": min(1024, max(1, positions - 256)),
+            "output_length": 256,
+            "decode_steps": 16,
+        },
+        "serving": {"policy": "vllm_v1"},
+    }
+    return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
+
+
+def _fitting_tp(reference: str, source: str | Tree, machine: Machine) -> int:
+    """Return over how many GPUs of a node a replica is split, of which bf16 weights fill at most half."""
     weights, half = 2 * load_model(source).parameters, int(machine.device.spec.hbm.capacity) // 2
     gpus, tp = machine.fabric.gpus, 1
     node = machine.spec.gpus_per_node or gpus
@@ -117,16 +142,11 @@ def serving_document(reference: str, machine: Machine) -> Document:
         tp *= 2
     if weights > 2 * half * tp:
         problem = f"{reference} has {weights / 2**30:,.0f} GiB of weights in bf16, {tp} GPUs of a node"
-        raise ConfigError(f"{problem} {2 * half * tp / 2**30:,.0f} GiB; state a job with pp")
-    tree = {
-        "model": source,
-        "phase": "inference",
-        "software": "vllm-0.12",
-        "parallelism": {"tp": tp, "dp": gpus // tp},
-        "inference": {"batch": 16, "prompt_length": 1024, "output_length": 256, "decode_steps": 16},
-        "serving": {"policy": "vllm_v1"},
-    }
-    return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
+        raise ConfigError(
+            f"{problem} {2 * half * tp / 2**30:,.0f} GiB; state the split, as in "
+            "--set parallelism.tp=8 --set parallelism.pp=2"
+        )
+    return tp
 
 
 def parse_tokens(text: str, option: str = "--tokens-per-batch") -> int:

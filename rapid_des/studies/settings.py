@@ -125,7 +125,8 @@ def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
     energy = (device.energy, device.idle_power, device.power)
     around = (machine.spec.host_power, *(getattr(each, "energy", None) for each in machine.spec.fabric))
     known = (job.tokens, job.model_flops, peak, None if None in energy[:2] else (energy, around))
-    return memory(job), known, device.name, device.hbm.capacity, machine.name
+    places = job.spec.parallelism.placement  # GPUs of ranks, which priced traces do not have
+    return memory(job), known, device.name, device.hbm.capacity, machine.name, places
 
 
 def _same_prices(trace: JobTrace, other: JobTrace) -> bool:

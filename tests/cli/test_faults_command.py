@@ -26,7 +26,7 @@ def printed(*arguments):
 
 def test_faults_run_compares_with_the_healthy_step():
     found = printed("faults", "run", *JOB, "--fault", "gpu=0 compute=0.5")
-    assert found["slowdown"] > 1
+    assert found["slowdown"] > 1 and found["faster"] == ""
     assert found["faulty"]["step_time_s"] > found["healthy"]["step_time_s"]
     assert found["ranks"][0]["faulty_s"] > found["ranks"][0]["healthy_s"]
     text = invoke("faults", "run", *JOB, "--fault", "gpu=0 compute=0.5").stdout
@@ -122,6 +122,8 @@ def test_a_random_fault_names_what_it_drew():
         "torus_2d_a100",
         "--fault",
         "random=gpus count=2 seed=1 compute=0.5",
+        "--set",
+        "job.model.layers=4",
     ]
     found = printed("faults", "run", *subject)
     assert len(found["drawn"]) == 2
@@ -147,8 +149,6 @@ def test_faults_that_speed_a_job_up_say_how_they_can():
     assert found["faster"].startswith("collectives are planned for what survives")
     text = invoke("faults", "run", *subject, "--fault", faults).stdout
     assert f"faster with the faults: {found['faster']}" in text
-    slower = printed("faults", "run", *subject, "--fault", "gpu=0 compute=0.5")
-    assert (slower["slowdown"] > 1, slower["faster"]) == (True, "")
 
 
 def test_a_study_leaves_stderr_alone_where_nobody_watches():

@@ -103,6 +103,27 @@ def test_a_bench_that_is_interrupted_prints_what_is_finished(as_json, monkeypatc
         assert "16384" in left.out
 
 
+def test_parts_ranked_before_ctrl_c_are_printed_and_the_code_is_130(monkeypatch):
+    name = main.Bar.name
+
+    def third_is_interrupted(bar, title):
+        if title.startswith("3/"):
+            raise KeyboardInterrupt
+        name(bar, title)
+
+    monkeypatch.setattr(main.Bar, "name", third_is_interrupted)
+    job = ("llama2_7b_train", "--set", "model.layers=2", "--set", "training.global_batch=4")
+    left = call("faults", "criticality", *job, "--on", "dgx_a100", "--kind", "gpus", "--every", "--json")
+    assert (left.code, left.err.splitlines()[-1]) == (130, "interrupted")
+    assert (len(left.json["rows"]), left.json["left"]) == (2, 6)
+
+
+def test_ctrl_c_names_what_went_on_in_one_line():
+    with pytest.raises(KeyboardInterrupt, match="bounds: 3 of 5"), main.progress("plan") as bar:
+        bar.part("bounds", 3, 5)
+        raise KeyboardInterrupt
+
+
 def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
     scored: list[str] = []
 

@@ -143,6 +143,8 @@ def test_an_unknown_reference_names_file_key_and_the_nearest_preset(tmp_path):
 
 
 def test_the_beginning_of_presets_is_answered_with_them(tmp_path):
+    with pytest.raises(ConfigError, match=r"did you mean 'dgx_h200'\?"):
+        resolve("h200_x8", "machine", folder=Path())
     with pytest.raises(ConfigError, match=r"did you mean .*'h100_nvl' or 'h100_pcie' or 'h100_sxm'"):
         resolve("h100", "device", folder=tmp_path)
 

@@ -25,7 +25,7 @@ STEPPED: dict[str, Callable[..., Any]] = {
     "compiled": lambda program, **options: CompiledSimulation(KernelRun(program, **options)),
 }
 
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=8, deadline=None)
 
 
 @FEW

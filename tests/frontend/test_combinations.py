@@ -123,7 +123,7 @@ def combinations(draw):
     return tuple(chosen.items())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=combinations(), rendezvous=st.booleans())
 def test_every_accepted_combination_runs_to_its_end(tiny, prices, replay, chosen, rendezvous):
     try:

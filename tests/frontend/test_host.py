@@ -6,8 +6,9 @@ import pytest
 from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.device.pricing import unfused_kernels
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import build
+from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.software import kernels_of
 
 HOST = {
@@ -178,3 +179,33 @@ def test_each_rank_of_a_tensor_parallel_group_adds_to_issuing_its_collectives(ti
     collectives = int(((tables[0].kind == NodeKind.COLLECTIVE) & (tables[0].stream == tensor)).sum())
     assert collectives > 0
     assert issued[0] - issued[1] == collectives * 8 * US
+
+
+def test_a_blocking_host_waits_for_each_launch_but_for_messages_between_stages(tiny, prices):
+    settings = [("parallelism.dp", "2"), ("parallelism.pp", "2"), ("training.bucket_parameters", "10000")]
+    free, table = (
+        build(tiny(*settings, *hosted(waits="[]", blocking=chosen)), prices).tables[0]
+        for chosen in ("false", "true")
+    )
+    hosts = hosts_of(table)
+    assert len(table) == 2 * len(free) - 1  # the first node of the host stands already
+    rows = np.setdiff1d(np.arange(len(table)), hosts)
+    assert [names(table)[row] for row in rows] == names(free)[1:]
+    latest = None
+    for row in rows.tolist():
+        launch = int(table.issuer[row])
+        assert launch == row - 1
+        waited = table.dependencies[
+            table.dependency_starts[launch] : table.dependency_starts[launch + 1]
+        ].tolist()
+        assert waited == ([] if latest is None else [latest])
+        assert table.issued[row] == table.duration[launch] > 0
+        latest = row if table.kind[row] in (NodeKind.COMPUTE, NodeKind.COLLECTIVE) else latest
+
+
+def test_a_blocking_host_is_refused_where_it_is_not_modelled(tiny, tiny_service, prices):
+    job = tiny(*hosted(blocking="true"))
+    with pytest.raises(UnsupportedByEngine, match="host.blocking .* use --mode flattened"):
+        blocks(job, prices)
+    with pytest.raises(ConfigError, match="host.blocking: it is for training"):
+        tiny_service(*hosted(blocking="true"))

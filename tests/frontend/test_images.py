@@ -224,6 +224,30 @@ def test_both_towers_of_clip_have_the_parameters_of_the_checkpoint(tmp_path):
     assert import_hugging_face(tmp_path).model.parameters == 63_428_096
 
 
+def test_an_architecture_of_a_tower_alone_has_no_projection(tmp_path):
+    wide = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "projection_dim": 768,
+    }  # others by default
+    config = {
+        "model_type": "clip_text_model",
+        "architectures": ["CLIPTextModel"],
+        "num_hidden_layers": 12,
+        **wide,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = import_hugging_face(tmp_path).model
+    # Stable Diffusion 1.5's: tables 49,408 x 768 and 77 x 768, 12 layers of 7,087,872, and a norm of 2 x 768
+    assert model.parameters == 123_060_480 and not model.generates
+    served = {"batch": 4, "prompt_length": 77, "output_length": 1}
+    job = load_job({"model": to_tree(model.spec, "model"), "phase": "inference", "inference": served})
+    result = simulate(job, load_machine("dgx_a100"))
+    assert "head" not in {operator.name.rpartition(".")[2] for operator in result.trace.operators}
+    assert result.figures.memory.fullest.categories["weights"] == 2 * model.parameters
+
+
 @pytest.mark.parametrize("split", [{}, {"tp": 2, "dp": 2}, {"pp": 2}], ids=str)
 def test_a_tower_ends_in_features_of_one_position_and_learns_all_its_parameters(tmp_path, split):
     machine = load_machine("dgx_a100")

@@ -72,7 +72,7 @@ def test_an_interleaved_piece_is_placed_with_both_inputs():
     writer = Writer()
     first, second = (writer.append(kernel(name, ()), ()) for name in "xy")
     writer.place(interleaved(piece("f"), piece("b")).piece, {INPUT: first, SECOND: second})
-    table = writer.table(np.zeros(99, np.int64), np.zeros(99, np.int64))
+    table = writer.table(writer.table_rows(), np.zeros(99, np.int64), np.zeros(99, np.int64))
     needs = np.split(table.dependencies, table.dependency_starts[1:-1])
     assert needs[2].tolist() == [second] and needs[4].tolist() == [first]
 

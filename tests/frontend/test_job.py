@@ -189,3 +189,9 @@ def test_every_rank_is_in_the_group_of_its_number():
     for axes in (("tp",), ("dp", "cp"), ("tp", "pp"), ("tp", "dp", "pp")):
         groups, numbers = LAYOUT.groups(axes), LAYOUT.group_numbers(axes).tolist()
         assert all(rank in groups[numbers[rank]] for rank in range(LAYOUT.ranks))
+
+
+def test_a_vocabulary_whose_products_are_not_aligned_is_said(tiny, prices):
+    (note,) = build(tiny(("model.vocabulary", "260")), prices).notes
+    assert "260, is not a multiple of 8" in note and "vocabulary_multiple" in note
+    assert build(tiny(("model.vocabulary", "260"), ("vocabulary_multiple", "64")), prices).notes == ()

@@ -176,8 +176,10 @@ def test_where_every_other_means_is_used_the_advice_is_to_split_the_model_on_the
 
 
 def test_a_hopeless_job_says_what_all_changes_together_reach(tiny):
-    with pytest.raises(InfeasibleJobError, match="no single change is enough; with all of"):
+    with pytest.raises(InfeasibleJobError, match="no single change is enough; with all of") as refused:
         check_memory(tiny(), 1000)
+    assert "recompute full" in str(refused.value)  # which does what selective does, and more
+    assert "selective" not in str(refused.value) and "`rapid-des plan`" in str(refused.value)
 
 
 def test_a_service_that_does_not_fit_is_told_to_split_or_to_shrink(tiny_service):

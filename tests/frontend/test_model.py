@@ -7,7 +7,7 @@ import pytest
 from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_model
-from rapid_des.frontend import model as model_module
+from rapid_des.frontend.layers.transformer import causal_flops
 
 
 def preset(name, tmp_path):
@@ -104,8 +104,8 @@ def test_model_flops_stop_at_a_window():
             return 10 + 4 * min(sequence, 3)
 
     windowed: Any = Windowed()
-    assert model_module._causal_flops(windowed, range(1, 6)) == 5 * 10 + 4 * 12
-    assert model_module._causal_flops(windowed, range(5, 6)) == 10 + 4 * 3
+    assert causal_flops(windowed.flops, range(1, 6)) == 5 * 10 + 4 * 12
+    assert causal_flops(windowed.flops, range(5, 6)) == 10 + 4 * 3
 
 
 @pytest.mark.parametrize("where", [{"start": 32}, {"start": 5, "stop": 3}, {"stop": 33}])

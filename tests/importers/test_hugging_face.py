@@ -427,3 +427,34 @@ def test_numbered_layers_become_ranges():
     assert spread([2, 5, 8], 9) == [{"start": 2, "every": 3}]
     assert spread([2, 5], 9) == [{"start": 2, "stop": 6, "every": 3}]
     assert spread([0, 1, 4], 9) == [{"stop": 2}, {"start": 4, "stop": 5}]
+
+
+def read(path):
+    return import_hugging_face(path).model.pattern
+
+
+def test_models_that_read_images_have_the_text_model_of_their_family(written):
+    tower, tokens = {"depth": 27}, dict(image_token_id=1, video_token_id=2)
+    moe = QWEN3_30B_A3B | {"model_type": "qwen3_vl_moe_text"}
+    whole = dict(model_type="qwen3_vl_moe", text_config=moe, vision_config=tower, **tokens)
+    assert read(written(whole)) == read(written(QWEN3_30B_A3B))
+    stated = dict(
+        add_cross_attention=False, is_encoder_decoder=False, tie_encoder_decoder=False, pruned_heads={}
+    )
+    kimi = dict(model_type="kimi_k25", text_config=DEEPSEEK_V3 | stated, vision_config=tower)
+    assert read(written(kimi | {"media_placeholder_token_id": 3})) == read(written(DEEPSEEK_V3))
+
+
+def test_the_blocks_of_nemotron_3_are_spelt_out_or_letters(written):
+    experts = dict(
+        n_routed_experts=128, num_experts_per_tok=6, moe_intermediate_size=1856, n_shared_experts=1,
+        moe_shared_expert_intermediate_size=3712, mamba_ssm_cache_dtype="float32", partial_rotary_factor=1.0,
+    )  # fmt: skip
+    letters = NEMOTRON_H_8B | experts | {"hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5}
+    spelt = {
+        key: value
+        for key, value in letters.items()
+        if key not in ("hybrid_override_pattern", "num_hidden_layers")
+    }
+    words = ["mamba", "moe", "mamba", "attention", "moe"]
+    assert read(written(spelt | {"layers_block_type": words})) == read(written(letters))

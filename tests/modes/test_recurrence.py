@@ -76,7 +76,7 @@ def repeating_program(seed):
     return lower(traces, where).program
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(st.integers(0, 10**9))
 @example(300285)  # the end waits for the last two periods, and for these alone
 def test_short_and_whole_programs_are_equal_to_the_tick(seed):

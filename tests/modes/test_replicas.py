@@ -65,7 +65,7 @@ def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
 
 def test_replicas_whose_messages_take_other_ways_are_not_one():
     # on a torus the stages of some replicas are farther apart than those of the first
-    assert both("torus2d_ring_a100_64", 4, mode="hybrid", tp=2, pp=4, dp=6).folded < 6
+    assert both("torus2d_ring_a100_64", 4, mode="hybrid", tp=2, pp=4, dp=3).folded < 3
 
 
 EXPERTS = {

@@ -1,5 +1,7 @@
 """Blocks and graphs that slow links do not reach are not run again, and nothing changes by that."""
 
+import pytest
+
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 
 JOB = {"model.layers": 2, "training.global_batch": 2, "parallelism": "{tp: 4, pp: 2, dp: 2}"}
@@ -12,6 +14,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.usefixtures("own_caches")
 def test_a_step_with_a_fault_is_the_same_whatever_was_simulated_before(monkeypatch):
     monkeypatch.setattr("rapid_des.modes.blocks.bounds._MOST_RANKS", 0)  # else so few ranks have no blocks
     mode = "hierarchical"

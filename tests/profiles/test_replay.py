@@ -41,6 +41,7 @@ def chain(at=0):
         ({"communication": 5.0}, 255),
         ({"elementwise": 4.0}, 280),
         ({"gemm": 100.0, "communication": 1.0}, 97),
+        ({"host": 2.0}, 286.5),  # from the message's end at 263 to the call at 280 half of the time
     ],
 )
 def test_what_waits_for_faster_kernels_comes_earlier(tmp_path, scaled, length):
@@ -53,6 +54,7 @@ def test_the_command_prints_both_times_and_refuses_what_does_not_go_with_a_profi
     plain = call("replay", path, "--speed", "gemm=2x", "--json").json
     assert plain["measured_s"] == pytest.approx(295e-6) and plain["step_time_s"] == pytest.approx(195e-6)
     assert "(-33.90%)" in call("replay", path, "--speed", "gemm=2x").out
+    assert call("replay", path, "--remove", "attention", "--json").json["unmet"] == ["attention"]
     for words, said in {
         ("--speed", "gem=2x"): "'gem' is not one of communication",
         ("--speed", "gemm=0x"): "is not a factor from 0.001x to 1000x",

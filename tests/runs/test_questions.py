@@ -4,6 +4,7 @@ from math import sqrt
 
 import pytest
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -20,7 +21,7 @@ FILE = {
     "detection": "10 min", "diagnosis": "30 s", "repair": "10 h", "restart": {"start": "5 min"},
     "checkpoint": {"interval": "3 h", "stall": "2 min"},
 }  # fmt: skip
-ASKING = Asking(Replications(10))
+ASKING = Asking(Replications(10), cache=BoundedCache())
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def request_():
 
 
 def test_what_changes_are_worth_is_ranked_by_goodput(request_):
-    found = worth(request_, play(request_, Replications(10)), ASKING)
+    found = worth(request_, play(request_, Replications(10), cache=ASKING.cache), ASKING)
     gains = {each.change: each.gain for each in found}
     assert [*gains] == sorted(gains, key=lambda name: -gains[name].mean)
     # a failure in 5 h: a minute of them is 0.33 %, times the share of the time that trains

@@ -105,7 +105,7 @@ TORUS = dimension("torus", [3, 3])
 PER_AXIS = [["ring", "ring"], ["bidirectional_ring", "ring"], ["bidirectional_ring", "bidirectional_ring"]]
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.data())
 def test_so_do_collectives_over_several_dimensions(data):
     choice = {"algorithm": data.draw(st.sampled_from(PER_AXIS)), "chunks": data.draw(st.sampled_from([1, 3]))}

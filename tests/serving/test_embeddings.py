@@ -40,6 +40,14 @@ def test_a_request_alone_takes_a_pass_without_a_head():
     assert found.e2e.tolist() == found.ttft.tolist()
 
 
+def test_requests_over_two_gpus_gather_no_logits():
+    job = load_job(ENCODER, settings=CAUSAL | {"parallelism.tp": 2})
+    alone = simulate(one_pass(job, (RequestGroup(1, 512, samples=0),)), MACHINE)
+    found = served(CAUSAL | {"parallelism.tp": 2})
+    # with the gather of 1,024 logits a pass is 4 % longer
+    assert found.prefill.tolist() == pytest.approx([int(alone.step_time)] * 4, rel=0.01)
+
+
 def test_prompts_fill_all_positions_of_an_encoder_and_are_never_cut():
     found = served({"serving.max_batched_tokens": 1100}, arrivals="clients count=5", requests=25)
     assert len(found) == 25
@@ -75,6 +83,10 @@ def test_commands_take_such_jobs_and_draw_them(tmp_path):
     assert call("capacity", *words, highest, "--requests", "20").code == 0
     assert "<svg" in highest.read_text(encoding="utf-8")
     assert "--rate" in refused(call("serve", job, "--on", "dgx_h100", "--rate", "bad"))
+    for command in ("serve", "capacity"):
+        rate = ("--rate", "4/s") if command == "serve" else ()
+        message = refused(call(command, job, "--on", "dgx_h100", *rate, "--slo", "ttft=1s tpot=40ms"))
+        assert "tpot" in message and "allowed: ttft=…, e2e=…" in message
 
 
 @pytest.mark.parametrize(
@@ -83,6 +95,16 @@ def test_commands_take_such_jobs_and_draw_them(tmp_path):
         ({}, {"output": "5"}, "answered by their prompts"),
         ({"serving.sessions": 3}, {}, "sessions: requests of `task: embed`"),
         ({"serving.classes": [{"name": "a", "output": "5"}]}, {}, "classes: requests of `task: embed`"),
+        (
+            {"serving.classes": [{"name": "a", "slo": "tpot=1s"}]},
+            {},
+            r"classes\[0\].slo .*no tokens one by one",
+        ),
+        (
+            {"serving.autoscaler": {"target": 1, "measure": "slo", "slo": "tpot=1s"}},
+            {},
+            "no tokens one by one",
+        ),
         ({"serving.task": "generate"}, {}, "serving.task: embed"),
         ({"serving.task": "generate", "serving.documents": 3}, {}, "documents: pairs are scored"),
         ({"serving.documents": 3}, {"arrivals": "clients count=2"}, "documents come at a rate"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -20,6 +21,7 @@ JOB = {"model": MODEL, "phase": "inference", "software": "vllm-0.12", "paralleli
 MACHINE = load_machine("dgx_h100")
 ASKED: dict[str, Any] = {"arrivals": "diurnal rate=150/s swing=0.9 period=20s", "requests": 3000,
          "prompt": "uniform low=100 high=1000", "output": "uniform low=2 high=20"}  # fmt: skip
+CACHE = BoundedCache()
 WINDOWS = "every=1s window=200ms warmup=100ms"
 SLO = Slo.parse("e2e=17ms")
 
@@ -30,7 +32,7 @@ def day():
 
 
 def test_windows_say_what_the_run_of_every_request_does(day):
-    whole = serve(load_job(JOB), MACHINE, **ASKED)
+    whole = serve(load_job(JOB), MACHINE, cache=CACHE, **ASKED)
     exact = whole.as_json(SLO)
     assert day["simulated"] < 0.5 * day["requests"]
     for name in ("ttft_s", "tpot_s", "e2e_s"):
@@ -53,7 +55,7 @@ def test_gpus_of_a_fleet_that_shrinks_are_counted_within_windows():
     settings = {"serving.autoscaler": {"target": 1, "interval": "30ms", "stabilization": "60ms"}}
     job = load_job(JOB, settings=settings)
     sampled = serve_sampled(job, MACHINE, Windows.parse(WINDOWS), **ASKED).as_json()
-    whole = serve(job, MACHINE, **ASKED)
+    whole = serve(job, MACHINE, cache=CACHE, **ASKED)
     assert sampled["gpu_s"] == pytest.approx(whole.gpu_seconds, rel=0.05)
     assert sampled["gpu_s"] < 0.98 * 2 * whole.elapsed / 1e12
 

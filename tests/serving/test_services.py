@@ -14,7 +14,7 @@ from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.server import serve
 from rapid_des.serving.slo import Slo
-from rapid_des.serving.workload import ClassDraw, Fixed, Marks, draw, parse_arrivals
+from rapid_des.serving.workload import ClassDraw, Fixed, Marks, Workload, draw, parse_arrivals
 from rapid_des.units import PS_PER_S, Duration
 from tests.serving.test_queues import SERVICE, Affine, served
 
@@ -65,6 +65,20 @@ def test_the_least_time_gives_a_machine_of_half_the_speed_a_third_of_the_request
     assert (result.requests["replica"] == 1).mean() == pytest.approx(1 / 5, abs=0.04)  # 500 of 2,500
     quick = served(work, 0, router="least_tokens", max_sequences=1, costs=Affine(SERVICE // 2), beside=beside)
     assert result.queue.mean() < quick[1].queue.mean()
+
+
+def test_the_least_time_knows_that_tokens_of_prompts_pass_together():
+    # 2,000 tokens of a prompt and 2 to make are soon done, 20 and 1,900 to make are not: the third goes
+    # where more tokens are left
+    lengths = np.array([2000, 20, 5]), np.array([2, 1900, 5])
+    work = Workload(*lengths, np.array([0, 1, 2]))
+    places = {
+        name: served(work, 0, router=name, replicas=2, costs=Affine(token=SERVICE // 100))[1].requests[
+            "replica"
+        ]
+        for name in ("least_time", "least_tokens")
+    }
+    assert [place.tolist() for place in places.values()] == [[0, 1, 0], [0, 1, 1]]
 
 
 def test_requests_are_turned_away_as_in_a_queue_with_one_place():
@@ -139,6 +153,15 @@ def test_a_fleet_grows_until_its_limits_are_kept():
     assert (result.ttft[arrival < 5] > limit).mean() > 0.3
     assert (result.ttft[arrival > 20] <= limit).mean() > 0.85
     assert [count for _, count in result.sizes[0].changes][:3] == [1, 3, 2]
+
+
+def test_a_fleet_asks_for_no_more_while_what_it_asked_for_starts():
+    # one replica takes 8 of 30 a second: after 5 s, 10 are wanted; the wait grows until they are there, and
+    # requests of before met one replica. All 16 were started when such requests counted.
+    result = scaled(
+        "constant rate=30/s", 900, measure="slo", target=0.7, slo="ttft=500ms", startup=12, replicas=16
+    )
+    assert [count for _, count in result.sizes[0].changes] == [1, 10]
 
 
 JOB = {"model.layers": 2}

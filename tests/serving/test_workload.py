@@ -75,6 +75,13 @@ def test_the_command_takes_a_workload_and_names_those_there_are():
     assert "azure_conv_2023" in refused(call(*words, "--workload", "azure"))
 
 
+def test_a_model_is_served_at_a_rate_without_a_job_file():
+    words = ("serve", "llama3_2_1b", "--on", "dgx_a100", "--rate", "8/s", "--prompt", "100", "--output", "4")
+    answer = call(*words, "--requests", "10", "--set", "parallelism.tp=2", "--json")
+    assert answer.code == 0 and answer.json["gpus"] == 8
+    assert "tp 2 on 4 replicas" in answer.err and "prompts: 100, of answers: 4" in answer.err
+
+
 @pytest.mark.parametrize("text", ["quantiles p50=9 p90=8 p99=10", "quantiles p50=9 p90=10"])
 def test_quantiles_that_are_not_ascending_or_missing_are_refused(text):
     with pytest.raises(ConfigError):

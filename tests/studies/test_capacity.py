@@ -56,7 +56,7 @@ def test_limits_are_kept_below_the_capacity_s_interval_and_broken_above(job, nod
     plain = found.as_json()
     assert plain["rate_interval_per_s"] == [low, high]
     for rate, keeps in ((0.8 * low, True), (1.1 * high, False)):
-        result = serve(job, node, arrivals=f"poisson rate={rate:.6g}/s", requests=1000, seed=7, cache=CACHE)
+        result = serve(job, node, arrivals=f"poisson rate={rate:.6g}/s", requests=600, seed=7, cache=CACHE)
         assert ((long_run(result, demand.slo) <= 1).mean() >= 0.99) == keeps
     fleet = found.fleet(10 * found.rate, None)
     assert fleet["gpus_interval"][0] <= fleet["gpus"] == 20 <= fleet["gpus_interval"][1]
@@ -126,7 +126,8 @@ def test_limits_that_a_request_alone_breaks_leave_nothing(job, node):
 
 
 def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
-    found = fleets(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=50), (), load=1e4, price=3.0)
+    demand = ServerLoad(Slo.parse("e2e=1h"), requests=50)
+    found = fleets(job, node, demand, (), load=1e4, price=3.0, cache=CACHE)
     (row,) = found.rows
     fleet = row.fleet(found.load, found.price)
     assert (fleet["replicas"] - 1) * row.rate < 1e4 <= fleet["replicas"] * row.rate
@@ -137,7 +138,9 @@ def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
 
 def test_a_fleet_of_one_is_a_gpu(job, node):
     demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
-    lines = text(capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3), demand, "title"))
+    lines = text(
+        capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3, cache=CACHE), demand, "title")
+    )
     assert "1 GPU" in list(lines)[-1]
 
 
@@ -160,7 +163,7 @@ def test_a_limit_of_no_time_is_refused():
 
 def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
     demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
-    found = fleets(job, node, demand, ("tp=2", "tp=3", "tp=8 pp=2"))
+    found = fleets(job, node, demand, ("tp=2", "tp=3", "tp=8 pp=2"), cache=CACHE)
     assert [row.name for row in found.rows] == ["tp=2"]
     assert [text for text, _ in found.refused] == ["tp=3", "tp=8 pp=2"]
     assert found.refused[1][1] == "needs 16 GPUs, DGX A100 has 8"
@@ -196,7 +199,8 @@ def test_the_front_leaves_out_what_another_beats_in_both():
     assert [(point.layout, point.concurrency) for point in best] == [("b", 4), ("a", 4), ("a", 1)]
 
 
-def test_the_command_prints_a_row_a_layout():
+def test_the_command_prints_a_row_a_layout(monkeypatch):
+    monkeypatch.setattr("rapid_des.studies.capacity.BoundedCache", lambda: CACHE)
     settings = [word for key, value in SMALL.items() for word in ("--set", f"job.{key}={value}")]
     words = ["capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "e2e=1h", "--requests", "20"]
     words += settings
@@ -209,17 +213,34 @@ def test_the_command_prints_a_row_a_layout():
     assert "more than 0" in refused(call(*words, "--load", "0/s"))
     assert "says nothing" in refused(call(*words, "--layout", " "))
     assert "state --layout" in refused(call(*words, "--splits", "2"))
-    lone = json.loads(call(*words, "--price", "2", "--json").out)["rows"][0]
     # a GPU's tokens of an hour cost 2
-    assert lone["cost_per_million_tokens"] * lone["output_tokens_per_s_per_gpu"] * 3600 == pytest.approx(2e6)
-    assert lone["as_good_as_first"] and len(row["fleet"]["gpus_interval"]) == 2
-    assert lone["energy"]["joules_per_output_token"] > 0
+    assert row["cost_per_million_tokens"] * row["output_tokens_per_s_per_gpu"] * 3600 == pytest.approx(2e6)
+    assert row["as_good_as_first"] and len(row["fleet"]["gpus_interval"]) == 2
+    assert row["energy"]["joules_per_output_token"] > 0
     assert "ttfx" in refused(call("capacity", "llama2_7b_inference", "--on", "dgx_a100", "--slo", "ttfx=1s"))
+
+
+def test_the_rate_of_a_model_is_found_without_a_job_file():
+    words = (
+        "capacity",
+        "llama3_2_1b",
+        "--on",
+        "dgx_a100",
+        "--slo",
+        "e2e=1h",
+        "--prompt",
+        "100",
+        "--output",
+        "2",
+    )
+    answer = call(*words, "--requests", "10", "--json")
+    (row,) = answer.json["rows"]
+    assert row["gpus"] == 1 and row["rate_per_s"] > 0 and "tp 1 on 8 replicas" in answer.err
 
 
 def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):
     demand = ServerLoad(Slo.parse("tpot=30ms ttft=1s"), requests=40)
-    found = fleets(job, node, demand, with_splits(["tp=2"], 2), load=100.0, price=1.0)
+    found = fleets(job, node, demand, with_splits(["tp=2"], 2), load=100.0, price=1.0, cache=CACHE)
     assert {row.name: row.gpus for row in found.rows} == {"tp=2": 2, "tp=2 prefill=1 decode=1": 4}
     of_split = next(row for row in found.rows if "decode=1" in row.name)
     assert of_split.at.as_json()["transfer_s"]["mean"] > 0 and of_split.rate > 0
@@ -228,7 +249,8 @@ def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):
 
 
 def test_layouts_whose_intervals_meet_are_not_told_apart(job, node):
-    found = fleets(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=40), ("tp=1", "tp=8"), load=1e4)
+    demand = ServerLoad(Slo.parse("e2e=1h"), requests=40)
+    found = fleets(job, node, demand, ("tp=1", "tp=8"), load=1e4, cache=CACHE)
     first, last = found.rows
     apart = replace(last, interval=(last.rate * 0.9, last.rate * 1.1))
     near = replace(last, interval=(1e-3, first.rate * 8))
@@ -250,7 +272,7 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
     demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
     with pytest.raises(KeyboardInterrupt):
         fleets(job, node, demand, ("tp=2",), on_progress=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    found = fleets(job, node, demand, ("tp=2", "tp=1"), on_progress=stop)
+    found = fleets(job, node, demand, ("tp=2", "tp=1"), cache=CACHE, on_progress=stop)
     assert [row.name for row in found.rows] == ["tp=2"] and found.interrupted
     assert "limits kept at" in told[-2]  # what is known of the rate while the next is tried
 
@@ -259,8 +281,8 @@ def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
     # 16 requests at once: a prefill and 31 decode steps, as a static batch of 16
     result = serve(job, node, arrivals="clients count=16", requests=16, cache=CACHE)
     static = load_job(job, settings={"inference.batch": 16, "inference.decode_steps": "all"})
-    run = simulate(static, node, mode="analytical").figures.energy
-    found = served_energy(result, job, node)
+    run = simulate(static, node, mode="analytical", cache=CACHE).figures.energy
+    found = served_energy(result, job, node, cache=CACHE)
     assert found.kernels_j == pytest.approx(run.arithmetic_j + run.memory_j, rel=0.03)
     assert found.idle_j == pytest.approx(run.idle_j, rel=0.2)  # the server's host waits too
 
@@ -270,8 +292,8 @@ def test_a_served_batch_sends_the_bits_of_the_static_run(job, node):
     machine = load_machine(node, settings=stated)
     result = serve(job, machine, arrivals="clients count=16", requests=16, cache=CACHE)
     static = load_job(job, settings={"inference.batch": 16, "inference.decode_steps": "all"})
-    run = simulate(static, machine, mode="analytical").figures.energy.network
-    found = served_energy(result, job, machine)
+    run = simulate(static, machine, mode="analytical", cache=CACHE).figures.energy.network
+    found = served_energy(result, job, machine, cache=CACHE)
     assert found.network.by_part["links"] == pytest.approx(run.by_part["links"], rel=0.05)
     assert found.joules == pytest.approx(sum(found.as_json()["joules_by_part"].values()))
     assert found.network.hosts_j == pytest.approx(1000 * result.gpu_seconds / 8)
@@ -280,7 +302,7 @@ def test_a_served_batch_sends_the_bits_of_the_static_run(job, node):
 def test_replicas_for_prompts_may_have_a_tp_of_their_own(job, node):
     text = "tp=2 prefill=2 decode=1 prefill_tp=1"
     demand = ServerLoad(Slo.parse("ttft=10s"), requests=20)
-    plan = fleets(job, node, demand, [text, "tp=4 prefill=1 decode=2 prefill_tp=1"])
+    plan = fleets(job, node, demand, [text, "tp=4 prefill=1 decode=2 prefill_tp=1"], cache=CACHE)
     (apart,) = plan.rows
     assert (apart.name, apart.gpus) == (text, 4) and apart.rate > 0
     # one GPU for prompts, then two replicas of four that begin at a multiple of four

@@ -194,13 +194,13 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
 
 def test_the_command_draws_replays_and_says_how_to_run_a_draw(tmp_path):
     subject = ["llama2_7b_train", "--on", "torus_2d_a100", "--set", "job.training.global_batch=8"]
-    subject += ["--set", "job.model.layers=4", "--set", "machine.collectives={default: ring}"]
+    subject += ["--set", "job.model.layers=2", "--set", "machine.collectives={default: ring}"]
     asked = ["faults", "sample", *subject, "--fault", GPU, "--seed", "2", "--mode", "analytical"]
 
     def printed(*arguments):
         return CliRunner().invoke(cli, [*asked, *arguments], catch_exceptions=False, standalone_mode=False)
 
-    found = json.loads(printed("--draws", "4", "--executor", "local", "--json").stdout)
+    found = json.loads(printed("--draws", "3", "--executor", "local", "--json").stdout)
     (one,) = found["configurations"]
     slowest = one["rows"][0]
     again = printed("--replay", str(slowest["draw"]), "--json")
@@ -258,6 +258,7 @@ def test_a_sample_is_a_table_in_notebooks(sampled):
     assert "llama2_7b_train" in shown and f"{sampled.spread('llama2_7b_train').mean:.4g} s" in shown
 
 
+@pytest.mark.usefixtures("own_caches")
 def test_a_cache_reckons_what_the_engine_saw_of_each_draw():
     rings = {"collectives.default": {"algorithm": ["ring", "ring"]}}
     machine = load_machine("torus2d_ring_a100_64", settings=rings)

@@ -88,7 +88,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     ways = list(Space(job, machine, gpus))
     lower_bounds, memory_bounds = bounds_of(machine, cache)
     refusals: list[str] = []
-    for way in random.Random(1).sample(ways, 4):
+    for way in random.Random(1).sample(ways, 3):
         legal = checked(way, refusals.append)
         if legal is None:
             continue
@@ -98,7 +98,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
         for mode in ("analytical", "flattened"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert lower_bounds.step(legal) <= step, (mode, way.settings)
-    assert len(refusals) < 4
+    assert len(refusals) < 3
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -221,7 +221,7 @@ def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, zero_stage, machin
     changed = {"training.zero_stage": zero_stage, "training.micro_batch": 1} | settings
     if name != "llama2_7b_train":
         changed |= {"model.exceptions": "[]", "model.feed_forward.experts": 16, "training.schedule": "1f1b",
-                    "precision.gemm": "null", "precision.recipe": "null", "model.layers": 4,
+                    "precision.gemm": "null", "precision.recipe": "null", "model.layers": 2,
                     "routing": "{load: {kind: zipf, exponent: 0.5, seed: 1}}"}  # fmt: skip
     job, machine, cache = job_of(name, **changed), machine_of(machine), BoundedCache()
     lower_bounds = LowerBounds(SharedWork(machine, cache))
@@ -409,9 +409,9 @@ def test_a_wait_for_workers_ends_when_the_time_is_up():
 def test_rows_are_what_run_prints_in_its_order_on_fabrics_whose_links_are_shared(name):
     machine = load_machine(name)
     vary = {**FEW, "tp": [2], "cp": [1], "pp": [1], "micro_batch": [1, 2], "recompute": ["none"]}
-    vary["zero_stage"] = [0, 1]
+    vary["zero_stage"] = [1]
     small = job_of(**{"model.layers": 4, "training.global_batch": 8})
-    found = plan(small, machine, Wanted(gpus=8, top=3, vary=vary))
+    found = plan(small, machine, Wanted(gpus=8, top=2, vary=vary))
     steps = [simulate(row.job, machine).step_time for row in found.rows]
     assert [row.step_time for row in found.rows] == steps == sorted(steps)
     assert {row["mode"] for row in found.as_json()["rows"]} == {"flattened"}

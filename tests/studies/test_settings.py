@@ -95,6 +95,7 @@ READ = [
     (TRAINING, "job.software=fsdp"),
     (TRAINING, "job.training.micro_batch=2"),
     (TRAINING, "job.memory_reserve=2 GiB"),
+    (("llama2_7b_train", "mesh_2d_a100"), "job.parallelism.placement=[3, 2, 1, 0, 4, 5, 6, 7]"),
     (SERVING, "job.inference.cuda_graphs=false"),
     (SERVING, "device.clock.boost=1.5 GHz"),
     (SERVING, "device.clock.sustained=1 GHz"),

@@ -72,10 +72,13 @@ def test_pictures_are_drawn(folder, tmp_path):
     assert [path.suffix for path in (tmp_path / "p").iterdir()] == [".png"]
 
 
+DATA = open_folder(None)
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_topics_of_a_provider_start_as_the_table_says(provider):
     module, function = provider.split(":")
-    topics = getattr(import_module(f"validation.{module}"), function)(open_folder(None))
+    topics = getattr(import_module(f"validation.{module}"), function)(DATA)
     strange = [topic.name for topic in topics if not topic.name.startswith(PROVIDERS[provider])]
     assert strange == []
 

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import io
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def relaxed(name: str) -> Transport:
     return Transport(protocol=protocol(payload), window_in_bdp=2.0, acknowledgements_first=True)
 
 
+@cache
 def packets(name: str) -> np.ndarray:
     traffic = case(name)
     return simulate_packets(relaxed(name), traffic.links, traffic.messages).arrival

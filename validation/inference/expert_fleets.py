@@ -47,6 +47,7 @@ def job_of(record: Record) -> Job:
     if record["two_batches"] == "yes":
         inference["two_batches"] = {"prefill": 2, "decode": 2}
     settings = {
+        "software": "deepseek" if record["case_id"].startswith("deepseek/") else "sglang",
         "parallelism": {"dp": ranks, "ep": ranks},
         "routing.redundant": int(record["redundant"]),
         "inference": inference,

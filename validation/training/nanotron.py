@@ -76,23 +76,19 @@ def _of(kind: str, record: Record) -> tuple[str, str]:
 def contradicted(ran: Iterable[Record]) -> frozenset[str]:
     """Return the names of rows that another row contradicts, whatever is predicted of them.
 
-    A sequence takes over three times as long as in another row of the same model, tp and pp whose
-    micro-batches are as large or smaller. Of eight micro-batches or more, so that a step's ends count little.
+    A micro-batch takes over three times as long as another's of the same model, tp, pp and micro-batch that
+    differs in dp alone. Of eight micro-batches or more, so that a step's ends count little.
     """
-    alike: dict[object, list[tuple[int, float, str]]] = defaultdict(list)
+    alike: dict[object, dict[str, float]] = defaultdict(dict)
     for record in ran:
         with suppress(UnsupportedRow):  # which is said where the row itself is read
-            passes, sequences = record.count("batch_accum"), record.count("mbs")
+            passes = record.count("batch_accum")
             if record["after_pp_fix"] == "True" and passes >= _MANY:
-                time = _step_time(record) / (passes + record.count("pp") - 1) / sequences
-                split = (record["tp"], record["pp"], _tied(record))
-                alike[dimensions(record), split].append((sequences, time, record["name"]))
-    return frozenset(
-        name
-        for rows in alike.values()
-        for sequences, time, name in rows
-        if time > _CONTRADICTED * min(other for size, other, _ in rows if size <= sequences)
-    )
+                split = (record["tp"], record["pp"], record["mbs"], _tied(record))
+                time = _step_time(record) / (passes + record.count("pp") - 1)
+                alike[dimensions(record), split][record["name"]] = time
+    limits = ((times, _CONTRADICTED * min(times.values())) for times in alike.values())
+    return frozenset(name for times, limit in limits for name, time in times.items() if time > limit)
 
 
 def _step_time(record: Record) -> float:

@@ -31,7 +31,8 @@ READ_ELSEWHERE = {
 _BF16_SUMS = {"precision": {"gradient_reduce": "bf16"}}
 """fms-fsdp's policies/mixed_precision.py."""
 _EAGER = {"fusion": "eager"}
-_COMPILED_DDP = {"fusion": "torch_compile", "attention": "flash"}
+_COMPILED_DDP = {"fusion": "torch_compile", "attention": "flash", "vocabulary_multiple": 1}
+"""nanoGPT as of 2 February 2023, which pads no vocabulary."""
 _AUTOMODEL = {"routing": {"dispatcher": "deepep"}, **_BF16_SUMS}
 """Its components/moe/parallelizer.py: experts apart from FSDP, sums in bf16."""
 _FUSED = {"fusion": "megatron", "cross_entropy": "online"}

@@ -91,6 +91,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
     """
     count, since, heap = scratch
     blocks, slots, sms = len(work), len(pace), len(due)
+    # The first blocks go round the SMs, a slot at a time.
     issued = 0
     for slot in range(slots):
         for sm in range(sms):
@@ -98,6 +99,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
                 left[sm * slots + slot] = work[issued]
                 count[sm] += 1
                 issued += 1
+    # Each SM's blocks advance at one pace, that of their number: the one with the least left ends first.
     size = 0
     for sm in range(sms):
         if count[sm] > 0:
@@ -106,6 +108,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
                 if 0.0 < left[slot] < least:
                     least = left[slot]
             due[sm] = least / pace[count[sm] - 1]
+            # Sift up from the end of the heap.
             at = size
             while at > 0 and due[heap[(at - 1) // 2]] > due[sm]:
                 heap[at] = heap[(at - 1) // 2]
@@ -114,6 +117,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
             size += 1
     now = 0.0
     while size > 0:
+        # The SM whose block ends next: all its blocks have advanced alike since it was looked at last.
         sm = heap[0]
         now = due[sm]
         done = (now - since[sm]) * pace[count[sm] - 1]
@@ -123,6 +127,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
             if left[slot] > 0.0:
                 rest = left[slot] - done
                 if rest <= 1e-15:
+                    # The slot is free: the next block takes it, or none is left.
                     rest = 0.0
                     if issued < blocks:
                         rest = work[issued]
@@ -137,6 +142,7 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
             sm = heap[size]
         else:
             due[sm] = now + least / pace[count[sm] - 1]
+        # Sift down from the root.
         at, child, key = 0, 1, due[sm]
         while child < size:
             if child + 1 < size and due[heap[child + 1]] < due[heap[child]]:

@@ -299,23 +299,30 @@ def hbm_reads(work: GemmTable, tiles: Candidates, grid: Floats, rates: Rates, *,
 
 def _rasterised(work: GemmTable, tiles: Candidates, grid: Floats, rates: Rates) -> Floats:
     """Return the reads of GEMMs whose operands exceed L2."""
+    # Tiles across and down the output, and the bytes of A and B that one tile reads.
     wide = np.ceil(work.n / tiles.tile_n)
     tall = np.maximum(1.0, grid / (wide * work.matrices))
     a_tile = work.a_bytes / work.rows * np.minimum(tiles.tile_m, work.high)
     b_tile = work.b_bytes / (work.matrices * work.n) * np.minimum(tiles.tile_n, work.n)
+    # Tiles are visited in bands along the longer side. The operand of the shorter side stays (stationary),
+    # the other one passes by (streamed).
     flat = tall <= wide
     short, long = np.minimum(tall, wide), np.maximum(tall, wide)
     stationary_tile, streamed_tile = np.where(flat, a_tile, b_tile), np.where(flat, b_tile, a_tile)
     stationary = np.where(flat, work.a_bytes, work.b_bytes)
     streamed = np.where(flat, work.b_bytes, work.a_bytes)
+    # The tiles that run at once: a band high, and along it as many as fill the SMs.
     band = np.minimum(short, BAND)
     along = np.minimum(long, np.maximum(1.0, rates.sms * tiles.residency / band))
     strip = band * stationary_tile
+    # A band's stationary strip is read again for each wave along it as far as L2 does not keep it.
     evicted = np.minimum(1.0, strip / (_STRIP_SHARE * rates.l2_capacity))
+    # Blocks of a wave drift apart: what L2 cannot hold of their tiles is fetched more than once.
     drift = np.where(tiles.residency > 1, _DRIFT_TOGETHER, _DRIFT_ALONE)
     refetched = drift * np.maximum(0.0, 1.0 - rates.l2_capacity / (strip + along * streamed_tile))
     passes = 1.0 + (long / along - 1.0) * evicted
     stationary_reads: Floats = stationary * passes * (1.0 + refetched * (1.0 - 1.0 / along))
+    # The streamed operand is read once a band, and again by blocks that do not load it together.
     apart = np.maximum(0.0, 1.0 - tiles.together / band)
     streamed_reads = streamed * np.ceil(short / band) * (1.0 + refetched * apart)
     reads: Floats = stationary_reads + streamed_reads

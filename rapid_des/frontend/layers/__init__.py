@@ -14,12 +14,13 @@ from typing import Any
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layer_spec import FeedForward
 from rapid_des.frontend.layer_spec import Mixer as AnyMixer
+from rapid_des.frontend.layers.cross import cross_attention
 from rapid_des.frontend.layers.extension import LayerSource as LayerSource
 from rapid_des.frontend.layers.layer import Layer as Layer
 from rapid_des.frontend.layers.layer import Mixer as Mixer
 from rapid_des.frontend.layers.layer import Parameters as Parameters
 from rapid_des.frontend.layers.layer import Sublayer as Sublayer
-from rapid_des.frontend.spec import ModelSpec
+from rapid_des.frontend.model_spec import ModelSpec
 
 
 @lru_cache(maxsize=256)
@@ -29,7 +30,8 @@ def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, f
     if not isinstance(mixer, Mixer):
         problem = f"{mixer.name} works on each position alone: it cannot be a mixer"
         raise ConfigError(problem, file=file, key="attention")
-    layer = Layer(mixer, half, model.norms, model.block)
+    cross = cross_attention(attention, model, file)
+    layer = Layer(mixer, half, model.norms, model.block, cross)
     least = 1 if model.block == "sequential" else 2
     if len(layer.halves) < least:
         problem = (

@@ -21,8 +21,9 @@ from rapid_des.frontend.layer_spec import GatedDeltaSpec
 from rapid_des.frontend.layers.context import of_heads, swap_states
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.operations import OperatorList, Shard
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
 
 RULE_FLOPS = 8

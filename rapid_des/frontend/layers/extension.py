@@ -13,7 +13,7 @@ from rapid_des.errors import ConfigError, InputError
 from rapid_des.extensions import LAYERS, find
 from rapid_des.frontend.layer_spec import ExtensionSpec
 from rapid_des.frontend.layers.layer import Sublayer
-from rapid_des.frontend.spec import ModelSpec
+from rapid_des.frontend.model_spec import ModelSpec
 
 
 class LayerSource(Struct, frozen=True):

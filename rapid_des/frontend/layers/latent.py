@@ -28,8 +28,9 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.operations import Counts, OperatorList, Shard, launch, rms_norm_backward
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 

@@ -24,8 +24,9 @@ from rapid_des.frontend.matrices import (
     scale_backward,
     scale_forward,
 )
+from rapid_des.frontend.model_spec import Block, Norms
 from rapid_des.frontend.operations import Counts, Operation, OperatorList, Shard, norm_backward, norm_forward
-from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
@@ -165,11 +166,18 @@ class Layer(Struct, frozen=True):
     feed_forward: Sublayer
     norms: Norms = "before"
     block: Block = "sequential"
+    cross: Mixer = Absent()
+    """What attends to an encoder, between the two, with a norm of its own."""
 
     @property
     def halves(self) -> tuple[Sublayer, ...]:
-        """Mixer and feed-forward, as far as they are there, in forward order."""
-        return tuple(half for half in (self.mixer, self.feed_forward) if not isinstance(half, Absent))
+        """Mixer, attention to an encoder and feed-forward, as far as they are there, in forward order."""
+        every = (self.mixer, self.cross, self.feed_forward)
+        return tuple(half for half in every if not isinstance(half, Absent))
+
+    def cache_bytes(self, shard: Shard, positions: int) -> int:
+        """Return what a rank keeps of one request of this many positions while it is served."""
+        return self.mixer.cache_bytes(shard, positions) + self.cross.cache_bytes(shard, positions)
 
     @property
     def norm_count(self) -> int:

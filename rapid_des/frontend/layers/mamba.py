@@ -19,8 +19,9 @@ from rapid_des.frontend.layers.context import of_heads, swap_states
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.scan import Scan
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.operations import OperatorList, Shard
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 
 SCAN_FLOPS = 7
 """Forward FLOPs of one position and state element, as Megatron-LM counts them."""

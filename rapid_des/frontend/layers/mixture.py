@@ -7,7 +7,7 @@ from rapid_des.frontend.layer_spec import ExpertsSpec
 from rapid_des.frontend.layers.dispatch import Dispatch
 from rapid_des.frontend.layers.experts import Experts
 from rapid_des.frontend.layers.transformer import DenseFeedForward
-from rapid_des.frontend.spec import ModelSpec
+from rapid_des.frontend.model_spec import ModelSpec
 
 
 def mixture_of_experts(spec: ExpertsSpec, model: ModelSpec, file: str) -> Experts:

@@ -7,6 +7,8 @@ them; tp splits the inner width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from rapid_des.device.vector import EAGER, Policy, fused
@@ -24,6 +26,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
+from rapid_des.frontend.model_spec import ModelSpec
 from rapid_des.frontend.operations import (
     Counts,
     OperatorList,
@@ -32,7 +35,7 @@ from rapid_des.frontend.operations import (
     launch,
     rms_norm_backward,
 )
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})
 """Policies whose attention rotates queries and keys and writes the cache while serving: TensorRT-LLM's plugin
@@ -343,3 +346,19 @@ def dense_feed_forward(spec: FeedForwardSpec, model: ModelSpec, file: str) -> De
     """Return the feed-forward of a model file; all its dimensions fit."""
     del file
     return DenseFeedForward(model.hidden, spec.hidden, spec.activation, spec.bias)
+
+
+def causal_flops(flops: Callable[[int], int], positions: range) -> int:
+    """Return the FLOPs of positions each of which sees those up to itself.
+
+    They grow with what is seen by one slope, up to a reach, and by a lesser one beyond it (0 with a window).
+    """
+    alone, end = flops(0), positions[-1]
+    slope, later = flops(1) - alone, flops(end) - flops(end - 1)
+    seen = (positions.start + end) * len(positions) // 2
+    if slope == later:
+        return len(positions) * alone + seen * slope
+    reach = (flops(end) - end * later - alone) // (slope - later)
+    growing = range(positions.start, max(positions.start, min(positions.stop, reach + 1)))
+    within = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
+    return len(positions) * alone + within * (slope - later) + seen * later

@@ -15,6 +15,8 @@ from rapid_des.frontend.memory.events import JobMemory, shown
 from rapid_des.frontend.spec import JobSpec
 
 _with = msgspec.structs.replace
+_MILDER, _STRONGER = "training.recompute selective", "training.recompute full"
+"""Two changes of which the second does what the first does, and more."""
 
 
 def shortage(needed: JobMemory, capacity: int) -> str:
@@ -33,13 +35,17 @@ def advice(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> str:
     fits = list(islice(_fitting(job, capacity, memory), 4))
     if fits:
         return "it would fit with " + " or ".join(fits)
-    together = job
-    labels = [label for label, _ in _changes(job.spec)]
-    for label in labels:
+    together, labels = job, list[str]()
+    for label, _ in _changes(job.spec):
         change = dict(_changes(together.spec)).get(label)
-        together = (change and changed_to(together, change)) or together
+        changed = change and changed_to(together, change)
+        if changed:
+            together = changed
+            labels.append(label)
+    labels = [label for label in labels if label != _MILDER or _STRONGER not in labels]
     need = shown(memory(together).fullest.peak)
-    return f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
+    every = f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
+    return f"{every}; `rapid-des plan` looks for layouts that fit"
 
 
 def _fitting(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> Iterator[str]:
@@ -67,6 +73,8 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     if spec.inference is not None and spec.inference.batch is not None and spec.inference.batch > 1:
         half = spec.inference.batch // 2
         yield f"inference.batch {half}", _with(spec, inference=_with(spec.inference, batch=half))
+    if split.dp * split.cp > split.ep:  # a model without experts refuses it
+        yield f"parallelism.ep {2 * split.ep}", _with(spec, parallelism=_with(split, ep=2 * split.ep))
     for axis in ("tp", "pp"):
         size = 2 * getattr(split, axis)
         changed = _with(split, **{axis: size})
@@ -90,11 +98,11 @@ def _training_changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         yield "training.schedule 1f1b", _with(spec, training=_with(training, schedule="1f1b"))
     if training.recompute == "none":
         selective = _with(training, recompute="selective")
-        yield "training.recompute selective", _with(spec, training=selective)
+        yield _MILDER, _with(spec, training=selective)
     if training.recompute != "full":
         every = _with(
             training, recompute="full", recompute_method="uniform", recompute_layers=None, recompute_kinds=()
         )
-        yield "training.recompute full", _with(spec, training=every)
+        yield _STRONGER, _with(spec, training=every)
     if training.micro_batch > 1:
         yield "training.micro_batch 1", _with(spec, training=_with(training, micro_batch=1))

@@ -186,7 +186,7 @@ def _request_bytes(job: Job, counts: Mapping[ModelSection, int], positions: int)
     shard, positions = job.shard(1, 1, 1), ceil_divide(positions, job.spec.parallelism.cp)
     drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
     return drafts + sum(
-        count * job.kinds[section.kind].layer.mixer.cache_bytes(shard, positions)
+        count * job.kinds[section.kind].layer.cache_bytes(shard, positions)
         for section, count in counts.items()
         if section.name == "block"
     )

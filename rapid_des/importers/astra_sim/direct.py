@@ -145,14 +145,18 @@ def _windowed(phase: CollectivePhase, window: int, lags: Int64s, row: int) -> Te
     n, sends = phase.members, 2 * (phase.members - 1) if phase.collective is AR else phase.members - 1
     tasks = sends * n
     number = np.arange(sends)
+    # How many receipts each send waits for: those that slide the window over it.
     awaited = np.maximum(number - window + 1, 0)
     if phase.collective is AR:
         awaited[n - 1 :] = np.maximum(awaited[n - 1 :], n - 1)
+    # All pairs (receipt, later send that waits): a send's predecessors are counted, whichever come first.
     earlier, later = np.nonzero(number[:, None] < np.where(awaited > 0, number, 0))
     _require_few(phase, len(earlier) * n)
     task, member = np.arange(tasks), np.arange(n)
+    # The join at the receiver for each message. Joins stand behind all tasks, in the same order.
     received = np.repeat(number, n) * n + np.tile(exchange.destination, sends // (n - 1))
     release_lag = lags[window + np.maximum(awaited, 1) - 1]
+    # A send needs its receipts, or its member's arrival; a join needs the message and its own send.
     need = np.concatenate((np.repeat(np.maximum(awaited, 1), n), np.full(tasks, 2)))
     pair = np.concatenate((np.tile(exchange.pair, sends // (n - 1)), np.full(tasks, NONE)))
     first = np.arange(window)[:, None] * n
@@ -189,16 +193,19 @@ def _staggered_all_reduce(phase: CollectivePhase, unprocessed: int, lags: Int64s
     n, count = phase.members, len(exchange.source)
     _require_few(phase, count * (unprocessed + 2))
     member = np.arange(n)
+    # Counting joins, a row for each number of reductions that releases a message, a column for each member.
     thresholds = np.arange(n - unprocessed, n)
     counting = count + n + np.arange(unprocessed)[:, None] * n
     second = count + n + unprocessed * n
     total = second + count
     reduced, last = int(lags[n - 1]), int(lags[-1])
+    # Message k of the second half follows k reductions; below the first threshold, that many.
     first, counted = np.arange(count), np.maximum(np.arange(1, n), thresholds[0]) - thresholds[0]
     sends = second + np.arange(n - 1)[:, None] * n + member
     need = np.ones(total, np.int32)
     need[count : count + n] = n - 1
     need[count + n : second] = np.repeat(thresholds, n)
+    # The all-received join, a counting join, and a reduction's time after the member's first message.
     need[second:] = 3
     joins = np.full(second - count, NONE, np.int32)
     return make_template(

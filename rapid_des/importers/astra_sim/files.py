@@ -190,7 +190,10 @@ def _read(document: Document, spec: type[S], ignored: list[Ignored]) -> S:
         key for key in document.tree if str(key).endswith(("-implementation-custom", "custom-implementation"))
     ]
     if custom:
-        raise ConfigError("custom collectives are not supported", file=str(document.path), key=custom[0])
+        allowed = "; a machine file's `collectives` (--on) takes algorithms as JSON, CSV or MSCCL's XML"
+        raise ConfigError(
+            f"custom collectives are not supported{allowed}", file=str(document.path), key=custom[0]
+        )
     ignored += idle_keys(document.path, document.tree, known)
     used: dict[str, Any] = {key: value for key, value in document.tree.items() if key in known}
     return decode(Document(document.path, used), spec)

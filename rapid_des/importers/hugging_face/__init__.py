@@ -19,9 +19,10 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 from rapid_des.importers import Importer, Option
-from rapid_des.importers.hugging_face import clip, gpt, hybrid, llama, minimax, multimodal, vision
+from rapid_des.importers.hugging_face import clip, gpt, hybrid, llama, minimax, multimodal, siglip, vision
 from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
+from rapid_des.importers.hugging_face.t5 import ENCODER_DECODERS, t5
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
 
 Tree = dict[str, Any]
@@ -39,6 +40,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2_moe": llama.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": llama.qwen3_moe,
+    "qwen3_vl": multimodal.qwen3_with_images,
+    "qwen3_vl_moe": multimodal.qwen3_moe_with_images,
     "qwen3_next": hybrid.qwen3_next,
     "qwen3_5": multimodal.qwen3_5_with_images,
     "qwen3_5_text": hybrid.qwen3_5,
@@ -48,6 +51,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v3": llama.deepseek_v3,
     "deepseek_v32": llama.deepseek_v32,
     "kimi_k2": llama.deepseek_v3,
+    "kimi_k25": multimodal.kimi_k25,
     "gpt2": gpt.gpt2,
     "gpt_oss": llama.gpt_oss,
     "gpt_neox": gpt.gpt_neox,
@@ -63,7 +67,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere2": llama.cohere2,
     "gemma": llama.gemma,
     "gemma2": llama.gemma2,
-    "gemma3": multimodal.gemma3_with_images,
     "gemma3_text": llama.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
@@ -83,8 +86,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo3": llama.olmo3,
     "olmoe": llama.olmoe,
     "seed_oss": llama.seed_oss,
+    "siglip_text_model": siglip.text_tower,
+    "siglip_vision_model": siglip.vision_tower,
     "smollm3": llama.smollm3,
     "roberta": gpt.bert,
+    "mt5": t5,
+    "t5": t5,
     "dinov2": vision.dinov2,
     "dinov2_with_registers": vision.dinov2,
     "dinov3_vit": vision.dinov3,
@@ -94,14 +101,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The importing functions by `model_type`."""
 PAIRS: Mapping[str, Mapping[str, Architecture]] = {
     "clip": {"text": clip.text_of_pair, "vision": clip.vision_of_pair},
+    "siglip": {"text": siglip.text_of_pair, "vision": siglip.vision_of_pair},
+    "gemma3": {"text": multimodal.gemma3_with_images, "both": multimodal.gemma3_both},
+    "llava": {"text": multimodal.llava, "both": multimodal.llava_both},
+    "paligemma": {"text": multimodal.paligemma, "both": multimodal.paligemma_both},
 }
 """The importing functions of configs of two towers, by `model_type` and tower."""
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("siglip", "siglip_vision_model", "siglip_text_model"), "a head that attends to its tower"
-    ),
     **dict.fromkeys(("distilbert", "electra"), "an encoder with keys or widths of its own"),
-    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
+    **dict.fromkeys(("umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
 }
 """The feature that is not simulated of each refused architecture, by `model_type`."""
 
@@ -144,7 +152,7 @@ def import_hugging_face(
 
     A `ConfigError` names what is unknown.
     Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows. `tower` chooses one of a
-    config of two (CLIP): `text` or `vision`.
+    config of two (CLIP): `text` or `vision`, and of models of images and texts `text` alone or `both`.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.exists() and HUB_ID.match(file.as_posix()):
@@ -162,7 +170,8 @@ def import_hugging_face(
     keys = Keys(tree, str(file), outcomes=outcomes)
     keys.value("model_type")
     for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
-        keys.choice(key, {False: None}, default=False)
+        expected = key == "is_encoder_decoder" and name in ENCODER_DECODERS
+        keys.choice(key, {expected: None}, default=expected)
     spec = _reader(name, tower, str(file))(keys)
     keys.ignore_known(OF_CONFIGS)
     keys.finish()
@@ -172,6 +181,8 @@ def import_hugging_face(
 def _reader(name: str, tower: str | None, file: str) -> Architecture:
     """Return what reads a known architecture, or the chosen tower of a pair of them."""
     towers = PAIRS.get(name, {})
+    if tower is None and "both" in towers:
+        tower = "text"
     if towers and tower not in towers:
         allowed = " or ".join(f"--tower {each}" for each in towers)
         raise ConfigError(f"{name} has two towers; allowed: {allowed}", file=file, key="model_type")
@@ -197,5 +208,11 @@ IMPORTER = Importer(
     match=_matches,
     load=import_hugging_face,
     writes="model",
-    options=(Option("tower", "The tower of a config of two, as CLIP's.", metavar="text|vision"),),
+    options=(
+        Option(
+            "tower",
+            "The tower of a config of two, as CLIP's; both: as Gemma 3's.",
+            metavar="text|vision|both",
+        ),
+    ),
 )

@@ -22,19 +22,22 @@ _OTHER_TASKS = "it is of a loss that is left out, or says again what the tower's
 
 def text_of_pair(keys: Keys) -> Tree:
     """Read the tower for texts of a config of both."""
-    return text_tower(_of_pair(keys, "text_config", "vision_config"))
+    return text_tower(of_pair(keys, "text_config", "vision_config"))
 
 
 def vision_of_pair(keys: Keys) -> Tree:
     """Read the tower for images of a config of both."""
-    return vision_tower(_of_pair(keys, "vision_config", "text_config"))
+    return vision_tower(of_pair(keys, "vision_config", "text_config"))
 
 
-def _of_pair(keys: Keys, section: str, other: str) -> Keys:
+def of_pair(keys: Keys, section: str, other: str) -> Keys:
+    """Return the keys of one section of a config of two towers, with the width of their features."""
     keys.ignore("it is the other tower", other)
     keys.ignore(_OTHER_TASKS, "logit_scale_init_value", "text_config_dict", "vision_config_dict")
-    stated = keys.get(section, dict, {})
-    return keys.enter(stated | {"projection_dim": keys.count("projection_dim", 512, least=1)}, section)
+    stated = keys.get(section, dict, {}) | {"architectures": []}
+    if "projection_dim" in keys:
+        stated["projection_dim"] = keys.count("projection_dim", 512, least=1)
+    return keys.enter(stated, section)
 
 
 def text_tower(keys: Keys) -> Tree:
@@ -59,15 +62,22 @@ def vision_tower(keys: Keys) -> Tree:
 
 def _tower(keys: Keys, usual: Tree, *, causal: bool) -> Tree:
     """Read what both towers have in common; `usual` holds defaults."""
-    keys.notes.append("one tower, with its projection: products of both towers' features are left out")
+    keys.notes.append("one tower: products of both towers' features are left out")
     if keys.value("hidden_act", "quick_gelu") == "quick_gelu":
         keys.notes.append("quick_gelu takes what gelu takes")
     heads = keys.count("num_attention_heads", usual["num_attention_heads"], least=1)
     return {
         "hidden": keys.count("hidden_size", usual["hidden_size"], least=1),
         "layers": keys.count("num_hidden_layers", 12, least=1),
-        "attention": {"heads": heads, "qkv_bias": True, "output_bias": True, "causal": causal},
+        "attention": {
+            "kind": "attention",
+            "heads": heads,
+            "qkv_bias": True,
+            "output_bias": True,
+            "causal": causal,
+        },
         "feed_forward": {
+            "kind": "dense",
             "activation": keys.choice("hidden_act", _WITH_QUICK, "quick_gelu"),
             "hidden": keys.count("intermediate_size", usual["intermediate_size"], least=1),
             "bias": True,
@@ -75,5 +85,17 @@ def _tower(keys: Keys, usual: Tree, *, causal: bool) -> Tree:
         "norm": "layer_norm",
         "position": "learned",
         "tied_embeddings": False,
-        "features": keys.count("projection_dim", 512, least=1),
+        "features": _features(keys),
     }
+
+
+def _features(keys: Keys) -> int:
+    """Return the width of a tower's projection; 0 for those of which `architectures` names the tower alone.
+
+    `CLIPTextModel`, as Stable Diffusion has it, gives all positions; `CLIPTextModelWithProjection` features.
+    """
+    names = keys.get("architectures", list, [])
+    if any(name in ("CLIPTextModel", "CLIPVisionModel") for name in names):
+        keys.ignore("the architecture is the tower without its projection", "projection_dim")
+        return 0
+    return keys.count("projection_dim", 512, least=1)

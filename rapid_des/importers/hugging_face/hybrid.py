@@ -6,7 +6,14 @@ from collections import Counter
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.importers.hugging_face.llama import keys_of, qwen2_moe, qwen3, rotated_share, with_layers
+from rapid_des.importers.hugging_face.llama import (
+    keys_of,
+    predictions,
+    qwen2_moe,
+    qwen3,
+    rotated_share,
+    with_layers,
+)
 from rapid_des.importers.keys import Keys, spread
 
 Tree = dict[str, Any]
@@ -64,7 +71,7 @@ def _scan(keys: Keys, heads: int, head_dim: int, state: int, chunk: int) -> Tree
 
 def nemotron_h(keys: Keys) -> Tree:
     """Read Nemotron-H: blocks of one half each, of which a mixer and what follows it make a layer here."""
-    pattern = keys.get("hybrid_override_pattern", str)
+    pattern = _pattern(keys)
     blocks = keys.count("num_hidden_layers", len(pattern), least=1)
     if not pattern or len(pattern) != blocks or set(pattern) - set(MIXERS + FEED_FORWARDS):
         problem = f"{pattern!r} does not say with M, *, - and E what {blocks} blocks are"
@@ -78,7 +85,12 @@ def nemotron_h(keys: Keys) -> Tree:
     keys.ignore("mamba_num_heads and mamba_head_dim say it", "expand")
     keys.ignore("mlp_hidden_act and mamba_hidden_act say it", "hidden_act")
     keys.ignore(ORDER, "residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep")
-    keys.ignore(ORDER, "use_mamba_kernels")
+    keys.ignore(ORDER, "use_mamba_kernels", "moe_shared_expert_overlap")
+    keys.ignore("formats are the job's (precision)", "mamba_ssm_cache_dtype")
+    keys.ignore("its attention rotates no positions", "partial_rotary_factor")
+    predictions(keys)
+    further = "layers that predict further tokens are left out"
+    keys.ignore(further, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     keys.choice("sliding_window", {None: None})
     keys.notes.append(
         f"{blocks} blocks are {len(pairs)} layers: a mixer and the feed-forward after it are one"
@@ -98,6 +110,16 @@ def nemotron_h(keys: Keys) -> Tree:
         place | parts[pair] for pair, layers in there.items() for place in spread(layers, len(pairs))
     ]
     return model | ({"exceptions": exceptions} if exceptions else {})
+
+
+def _pattern(keys: Keys) -> str:
+    """Return the letters of the blocks, which newer files spell out as `layers_block_type`."""
+    key = "layers_block_type"
+    if key not in keys:
+        return keys.get("hybrid_override_pattern", str)
+    words = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+    blocks = [Keys({key: block}, keys.file) for block in keys.get(key, list)]
+    return "".join(block.choice(key, words) for block in blocks)
 
 
 def _pairs(pattern: str) -> list[tuple[str, str]]:
@@ -241,6 +263,8 @@ def qwen3_5(keys: Keys) -> Tree:
 def _with_delta(keys: Keys, model: Tree) -> Tree:
     """Give attention its norms and gate, and the gated delta rule to the layers that have no attention."""
     keys.choice("attn_output_gate", {True: None}, default=True)
+    keys.ignore("the gate's function is part of a kernel", "output_gate_type")
+    keys.ignore("no layer has experts", "mlp_only_layers")
     keys.ignore("formats are the job's (precision)", "mamba_ssm_dtype")
     further = "layers that predict further tokens are left out"
     keys.ignore(further, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")

@@ -1,4 +1,4 @@
-"""Multimodal models, of which only the text model inside is simulated, and Llama 4, published as such."""
+"""Multimodal models: the text model alone, or with its encoder of images; Llama 4, published as such."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rapid_des.errors import ConfigError
+from rapid_des.importers.hugging_face import clip, siglip
 from rapid_des.importers.hugging_face.hybrid import qwen3_5, qwen3_next
 from rapid_des.importers.hugging_face.ignored import SCALES
-from rapid_des.importers.hugging_face.llama import attention_of, gemma3, llama, mistral, with_layers
+from rapid_des.importers.hugging_face.llama import (
+    attention_of,
+    deepseek_v3,
+    gemma,
+    gemma3,
+    llama,
+    mistral,
+    qwen3,
+    qwen3_moe,
+    with_layers,
+)
 from rapid_des.importers.keys import Keys, Tree
 
 OF_IMAGES = (
     "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
     "image_token_id", "video_token_id", "vision_start_token_id",
-    "vision_end_token_id",
+    "vision_end_token_id", "language_model_only", "media_placeholder_token_id", "use_unified_vision_chunk",
+    "video_placeholder", "ignore_index", "image_seq_length", "projection_dim",
+    "vision_feature_select_strategy", "hidden_size",
 )  # fmt: skip
 """Keys beside `text_config` that do not concern the text model."""
 GEMMA3_TEXT = dict(
@@ -38,6 +51,15 @@ def _text_model(read: Callable[[Keys], Tree], usual: Mapping[str, Any]) -> Calla
         return read(keys.enter({**usual, **shared, **stated}, "text_config"))
 
     return whole
+
+
+def _kimi(keys: Keys) -> Tree:
+    """Read the text model of Kimi K2.5: DeepSeek-V3's, with what configs of any model may state."""
+    for key in ("add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder"):
+        keys.choice(key, {False: None}, default=False)
+    if keys.get("pruned_heads", dict, {}):
+        raise keys.error("pruned heads are not simulated", "pruned_heads")
+    return deepseek_v3(keys)
 
 
 def llama4(keys: Keys) -> Tree:
@@ -86,8 +108,82 @@ def _rotated(keys: Keys, count: int) -> list[int]:
     return [layer for layer, flag in enumerate(flags) if flag]
 
 
+def _both(
+    read: Callable[[Keys], Tree], usual: Mapping[str, Any], encoder: Callable[[Keys, Tree], Tree]
+) -> Callable[[Keys], Tree]:
+    """Return an importer of the text model with its encoder of images."""
+    text = _text_model(read, usual)
+
+    def whole(keys: Keys) -> Tree:
+        keys.notes.append("a job states `images`, how many a sequence has; each takes its tokens of it")
+        tower = encoder(keys, keys.get("text_config", dict))
+        return text(keys) | {"encoder": tower}
+
+    return whole
+
+
+def _encoder_of_gemma3(keys: Keys, text: Tree) -> Tree:
+    """Read Gemma 3's: SigLIP, whose positions are averaged to `mm_tokens_per_image`, a norm and a matrix."""
+    tower = siglip.vision_tower(keys.section("vision_config"), pooled=False)
+    tokens = keys.count("mm_tokens_per_image", 256, least=1)
+    width = text.get("hidden_size", GEMMA3_TEXT["hidden_size"])
+    merge = tower["max_positions"] // tokens
+    return {
+        "model": tower,
+        "merge": merge,
+        "projector": [width],
+        "projector_bias": False,
+        "projector_norm": True,
+    }
+
+
+def _encoder_of_llava(keys: Keys, text: Tree) -> Tree:
+    """Read LLaVA's: CLIP without its projection, and two matrices."""
+    keys.choice("vision_feature_select_strategy", {"default": None}, "default")
+    keys.choice("projector_hidden_act", {"gelu": None}, "gelu")
+    section = keys.section("vision_config")
+    section.ignore("the encoder ends before its projection", "projection_dim", "vocab_size")
+    tower = clip.vision_tower(section) | {"features": None}
+    width = text.get("hidden_size", 4096)
+    bias = keys.flag("multimodal_projector_bias", default=True)
+    return {"model": tower, "projector": [width, width], "projector_bias": bias}
+
+
+def _encoder_of_paligemma(keys: Keys, text: Tree) -> Tree:
+    """Read PaliGemma's: SigLIP, and a matrix."""
+    section = keys.section("vision_config")
+    section.ignore("the matrix is as wide as the text model", "projection_dim", "num_image_tokens")
+    section.ignore("one matrix has nothing behind it", "projector_hidden_act")
+    tower = siglip.vision_tower(section, pooled=False)
+    return {"model": tower, "projector": [text.get("hidden_size", 2048)]}
+
+
+def _gemma_of_images(keys: Keys) -> Tree:
+    keys.ignore("an image has as many tokens as patches", "num_image_tokens")
+    return gemma(keys)
+
+
+GEMMA_TEXT = dict(
+    vocab_size=256_000, hidden_size=2048, intermediate_size=16384, num_hidden_layers=18,
+    num_attention_heads=8, num_key_value_heads=1, head_dim=256, max_position_embeddings=8192,
+    hidden_activation="gelu_pytorch_tanh",
+)  # fmt: skip
+"""Defaults of transformers' GemmaConfig, with PaliGemma's one head of keys."""
+LLAMA_TEXT = dict(
+    vocab_size=32_000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+    num_attention_heads=32, max_position_embeddings=2048,
+)  # fmt: skip
+"""Defaults of transformers' LlamaConfig."""
 gemma3_with_images = _text_model(gemma3, GEMMA3_TEXT)
+gemma3_both = _both(gemma3, GEMMA3_TEXT, _encoder_of_gemma3)
+llava = _text_model(llama, LLAMA_TEXT)
+llava_both = _both(llama, LLAMA_TEXT, _encoder_of_llava)
+paligemma = _text_model(_gemma_of_images, GEMMA_TEXT)
+paligemma_both = _both(_gemma_of_images, GEMMA_TEXT, _encoder_of_paligemma)
 llama4_with_images = _text_model(llama4, {})
 mistral3 = _text_model(mistral, {})
+kimi_k25 = _text_model(_kimi, {})
+qwen3_with_images = _text_model(qwen3, {})
+qwen3_moe_with_images = _text_model(qwen3_moe, {})
 qwen3_5_with_images = _text_model(qwen3_5, {})
 qwen3_5_moe_with_images = _text_model(qwen3_next, {})

@@ -57,6 +57,7 @@ def nvls_each(parts: Sequence[Demand]) -> Schedule:
         return together([nvls(part) for part in parts])
     shape = _of_unit_blocks(first.collective, first.members)
     count, transfers, awaited = len(parts), len(shape), len(shape.dependencies)
+    # Copies of one shape: part i's transfers are numbered from i times their count, and so are dependencies.
     begins = np.repeat(np.arange(count), awaited)
     starts = shape.dependency_starts[:-1] + awaited * np.arange(count)[:, None]
     return replace(

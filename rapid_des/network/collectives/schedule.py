@@ -321,6 +321,7 @@ def together(schedules: Sequence[Schedule]) -> Schedule:
         return schedules[0]
     shifts = starts_of([len(schedule) for schedule in schedules])
     edges = starts_of([len(schedule.dependencies) for schedule in schedules])
+    # Each schedule's transfers, and its dependencies, are numbered behind those of the ones before.
     starts = [s.dependency_starts[:-1] + e for s, e in zip(schedules, edges[:-1], strict=True)]
     dependencies = [s.dependencies + int(n) for s, n in zip(schedules, shifts[:-1], strict=True)]
     return replace(
@@ -360,6 +361,7 @@ def in_sequence(phases: Sequence[Schedule]) -> Schedule:
 def _then(before: Schedule, after: Schedule) -> Schedule:
     ends = before.members + before.switches
     joins = len(before) + np.arange(ends)
+    # A member's join waits for all that it sends or receives in `before`; its sends in `after` wait for it.
     waits = np.concatenate(
         [joins[before.source], joins[before.destination], len(before) + ends + np.arange(len(after))]
     )
@@ -368,6 +370,7 @@ def _then(before: Schedule, after: Schedule) -> Schedule:
     rows = rows_of(np.diff(merged.dependency_starts))
     waiting = np.concatenate([rows, waits])
     dependencies = np.concatenate([merged.dependencies, awaited])
+    # Old and new dependencies, sorted into rows.
     order = np.argsort(waiting, kind="stable")
     starts = starts_by(waiting, len(merged))
     return replace(merged, dependency_starts=starts, dependencies=dependencies[order].astype(np.int32))

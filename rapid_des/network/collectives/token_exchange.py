@@ -85,6 +85,7 @@ def _relayed(exchange: Exchange, size: int, grid: tuple[int, int]) -> Shares:
     of_node = _met(shares.reshape(grid).sum(1), exchange.topk, expected_places(limit, exchange.topk))
     of_rank = _met(shares, exchange.topk, expected_places(limit * per_node, exchange.topk))
     node, place = np.divmod(np.arange(nodes * per_node), per_node)
+    # A token crosses to the same place of each other node (its rail), and is passed on inside that node.
     rail = (place[:, None] == place) & (node[:, None] != node)
     inside = (node[:, None] == node) & (place[:, None] != place)
     carried: Shares = rail * of_node[node] * tokens + inside * of_rank * tokens * nodes
@@ -95,6 +96,7 @@ def _transfers(carried: Shares) -> Schedule:
     """Return a transfer for every pair that carries something, rounded up to bytes."""
     members = len(carried)
     source = np.repeat(np.arange(members), members - 1)
+    # Each member sends to the next one first, then to the one after it: nobody is everybody's first.
     step = np.tile(np.arange(1, members), members)
     destination = (source + step) % members
     size = np.ceil(carried[source, destination]).astype(np.int64)

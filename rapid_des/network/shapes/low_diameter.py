@@ -254,9 +254,11 @@ def finite_field(size: int) -> GaloisField | None:
     degree = round(np.log(size) / np.log(prime))
     if prime**degree != size:
         return None
+    # An element is a polynomial over the integers modulo `prime`; its number has the coefficients as digits.
     places = prime ** np.arange(degree)
     digits = np.arange(size)[:, None] // places % prime
     sums = (digits[:, None] + digits) % prime @ places
+    # An x whose powers are all elements but 0 makes the field; a product is then a sum of logarithms.
     tails = (_powers(tail, prime, degree) for tail in range(1, size))
     powers = next(cycle for cycle in tails if len(cycle) == size and cycle[-1] == 1)
     logs = np.zeros(size, np.int64)

@@ -210,11 +210,13 @@ def _template(schedule: Schedule, cut: _Cut, sizes: MessageSizes, *, name: str, 
     target = rows_of(np.diff(schedule.dependency_starts)).astype(np.int32)
     gated = np.flatnonzero(_needs_arrival(schedule, origin, target))
     done_of, done_member = _last_transfers(schedule, origin, target)
+    # A task is a segment of a transfer, or a join of segments behind them, which crosses no pair.
     transfer = np.concatenate((rows_of(cut.counts), cut.joined))
     tasks, members = len(cut.size), np.arange(schedule.members)
     pair, pair_source, pair_destination = pairs_of(schedule)
     pairs = np.append(pair[transfer[: cut.first[-1]]], np.full(len(cut.joined), NONE, np.int32))
     origins, targets = cut.edges(origin, target)
+    # Moments behind the tasks are the members' ends: what no later task proves to have arrived leads there.
     last = np.repeat(tasks + done_member, cut.counts[done_of])
     arriving = np.repeat(schedule.source[gated], cut.counts[gated])
     return make_template(

@@ -89,6 +89,7 @@ def _numbers(slot: Int32s, occurrence: Int32s, start: Int64s, call: Int64s) -> I
 def _awaited(template: Template, member: int) -> Bools:
     """Return the members from which edges lead to a member's end: a search against the edges."""
     tasks = len(template)
+    # Edges from tasks, then from members' arrivals (numbered behind the tasks), sorted by their targets.
     origin = np.concatenate(
         [rows_of(np.diff(template.edge_starts)), tasks + rows_of(np.diff(template.arrival_starts))]
     )
@@ -100,6 +101,7 @@ def _awaited(template: Template, member: int) -> Bools:
     awaited[member] = True
     front = np.array([tasks + member])
     while len(front):
+        # One step back from all that was found in the step before.
         rows = np.concatenate([origin[starts[one] : starts[one + 1]] for one in front.tolist()])
         awaited[rows[rows >= tasks] - tasks] = True
         found = np.unique(rows[rows < tasks])

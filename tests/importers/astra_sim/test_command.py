@@ -36,7 +36,8 @@ def test_json_holds_every_rank_and_what_was_not_used():
 def test_text_names_the_slowest_rank_last():
     lines = call().stdout.splitlines()
     assert "16 ranks" in lines[0]
-    assert lines[17].split()[1] == "1,305,796"
+    assert lines[1].split()[:2] == ["finish", "1,305,796"]
+    assert lines[18].split()[1] == "1,305,796"
 
 
 def test_link_table_is_written(tmp_path):
@@ -61,3 +62,18 @@ def test_options_that_do_not_go_together_are_refused(extra, without, said):
 def test_unknown_dialects_are_refused():
     with pytest.raises(ConfigError, match="--astra-dialect: 'old' is not one of stock, extended"):
         call("--astra-dialect", "old")
+
+
+def test_the_command_line_of_astra_sim_is_taken_as_it_is():
+    words = ["--workload-configuration", str(CASE / "wl"), f"--network-configuration={CASE / 'net.yml'}"]
+    words += [
+        f"--system-configuration={CASE / 'sys.json'}",
+        f"--comm-group-configuration={CASE / 'groups.json'}",
+    ]
+    answer = CliRunner().invoke(replay, [*words, "--num-queues-per-dim=1", "--json"], catch_exceptions=False)
+    assert json.loads(answer.stdout)["ranks"] == json.loads(call("--json").stdout)["ranks"]
+
+
+def test_settings_of_machines_are_refused_beside_astra_sims_files():
+    with pytest.raises(InputError, match="--set does not go with --astra-network"):
+        call("--set", "machine.name=x")

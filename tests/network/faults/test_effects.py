@@ -140,6 +140,7 @@ def test_loss_slows_as_its_retransmission_scheme_says():
         (TORUS, "link=0-99 down=true", "there is no gpu 99; allowed: gpu0 to gpu15"),
         (TORUS, "link=#64 down=true", "allowed: #0 to #63"),
         (TORUS, "link=here down=true", "names no link; allowed: A-B, A>B, #ID"),
+        (TORUS, "link=gpu0 down=true", "links of gpu0 lead to gpu1, gpu3, gpu4, gpu12"),
         (TORUS, "link=a-b down=true", "'a' names no node"),
         (TORUS, "gpu='(4,0)' down=true", "allowed: (0..3, 0..3)"),
         (TORUS, "gpu='(1,)' down=true", "allowed: (0..3, 0..3)"),
