@@ -14,6 +14,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.blocks import followed_groups
 from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
@@ -102,9 +103,10 @@ def run_one_of_each(
     positions = np.unique(folding.stands_for, return_index=True)[1]
     first = _some_of(trace, positions.tolist())
     count = len(folding.stands_for) // len(positions)
-    ranks = np.array([rank.rank for rank in trace.traces.ranks], np.int64)
-    # Each rank goes to the next one that the same rank stands for, the last one to the first.
-    orbits = ranks[np.argsort(folding.stands_for, kind="stable")].reshape(-1, count)
+    # Each rank goes to the next one that the same rank stands for, the last one to the first; all ranks that
+    # it is followed for go with it.
+    groups = np.array(followed_groups(trace.job), np.int64)
+    orbits = groups[np.argsort(folding.stands_for, kind="stable")].reshape(-1, count, groups.shape[1])
     image = np.arange(trace.job.gpus)
     image[orbits] = np.roll(orbits, -1, axis=1)
     replicas = Replicas(count, image)
