@@ -26,7 +26,7 @@ from rapid_des.report.charts.servers import served_page
 from rapid_des.report.serve_text import sampled_report, serve_report
 from rapid_des.report.tables import counted
 from rapid_des.report.writing import check_outputs
-from rapid_des.serving.energy import refuse_several, served_energy
+from rapid_des.serving.energy import served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.pools import embeds
@@ -146,8 +146,6 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     wanted, loaded = open_server(job, machine, settings, options)
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
-    if options["energy"]:
-        refuse_several(wanted)
     if slo is not None:
         slo = slo.of_requests(embeds=embeds(wanted))
     title = f"{job} on {loaded.name}"

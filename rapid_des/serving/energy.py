@@ -6,7 +6,7 @@ between; a pass of decoding requests more by what each position that they attend
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine
 from rapid_des.report.network_energy import NetworkEnergy, idle_network
 from rapid_des.serving.batch import decoding_group
+from rapid_des.serving.engines import as_priced
+from rapid_des.serving.groups import Beside, besides_of
 from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
+from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 _LENGTHS = 1024, 3072
@@ -77,26 +79,41 @@ class ServedEnergy(Struct, frozen=True):
         }
 
 
-def refuse_several(job: Job) -> None:
-    """Raise `ConfigError` if replicas of other jobs answer too: their energy is not counted."""
-    if job.spec.serving is not None and job.spec.serving.beside:
-        problem = "the energy of replicas of other jobs is not counted: leave --energy or these replicas out"
-        raise ConfigError(problem, file=job.file, key="serving.beside")
-
-
 def served_energy(
     result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
 ) -> ServedEnergy | None:
-    """Return the energy of a served workload; None if the device file states no energy constants.
+    """Return the energy of a served workload, on all its machines.
 
-    `ConfigError` for a service of several jobs.
+    None if the device file of one of them states no energy constants.
     """
-    refuse_several(job)
     cache, loads = BoundedCache() if cache is None else cache, iter(result.loads)
-    total, links = 0.0, 0.0
+    parts = [Beside(job, machine), *besides_of(job, cache)]
+    known = list[tuple[str, ServedEnergy]]()
+    for number, part in enumerate(parts):
+        seconds = result.gpu_seconds if len(parts) == 1 else _gpu_seconds(result, number)
+        spent = _of_part(part, loads, seconds, cache)
+        if spent is None:
+            return None
+        known.append((part.machine.name, spent))
+    return _together(known, int(result.tokens.sum()))
+
+
+def _gpu_seconds(result: ServeResult, number: int) -> float:
+    """Return the time of the GPUs of one group of replicas."""
+    if result.sizes:
+        return result.sizes[number].gpus * result.sizes[number].replica_time(result.elapsed) / PS_PER_S
+    group = result.groups[number]
+    return group.replicas * group.engine.gpus * result.elapsed / PS_PER_S
+
+
+def _of_part(
+    part: Beside, loads: Iterator[Mapping[str, Int64s]], gpu_seconds: float, cache: BoundedCache
+) -> ServedEnergy | None:
+    """Return the energy of the replicas of one job, whose loads are next, without tokens."""
+    job, machine, total, links = part.job, part.machine, 0.0, 0.0
     idle = machine.device.spec.idle_power
     for pool in pools_of(job):
-        passes = _Passes(pool.alone, machine, cache)
+        passes = _Passes(as_priced(pool.alone), machine, cache)
         # encoders hold no keys
         if idle is None or passes.kernels((RequestGroup(1, 1, int(job.model.is_causal)),)) is None:
             return None
@@ -106,10 +123,29 @@ def served_energy(
         beside = replace(passes, of_links=True)
         links += sum(float(beside.of(load).sum()) for load in mine) / sharing(pool.job)
     assert idle is not None
-    gpu_seconds = result.gpu_seconds
-    output = int(result.tokens.sum())
     network = idle_network(machine, gpu_seconds, links)
-    return ServedEnergy(total, idle.watts * gpu_seconds, output, max(gpu_seconds, 1e-12), network)
+    return ServedEnergy(total, idle.watts * gpu_seconds, 0, max(gpu_seconds, 1e-12), network)
+
+
+def _together(parts: Sequence[tuple[str, ServedEnergy]], tokens: int) -> ServedEnergy:
+    """Return the energy of parts, each on a machine of this name; what only some leave out names theirs."""
+    silent = [set(spent.network.left_out) for _, spent in parts]
+    left_out = [name for name in parts[0][1].network.left_out if all(name in each for each in silent)]
+    left_out += [
+        f"{name} of {machine}"
+        for machine, spent in parts
+        for name in spent.network.left_out
+        if name not in left_out
+    ]
+    network = NetworkEnergy(
+        tuple(dimension for _, spent in parts for dimension in spent.network.dimensions),
+        sum(spent.network.hosts_j for _, spent in parts),
+        tuple(left_out),
+    )
+    kernels, idle, seconds = (
+        sum(getattr(spent, name) for _, spent in parts) for name in ("kernels_j", "idle_j", "gpu_seconds")
+    )
+    return ServedEnergy(kernels, idle, tokens, seconds, network)
 
 
 class _Passes(Struct, frozen=True):

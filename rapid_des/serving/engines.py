@@ -27,13 +27,13 @@ from rapid_des.values import replace
 
 def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
     """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
-    priced = _as_priced(job)
+    priced = as_priced(job)
     if cache is None:
         return costs_of(priced, machine)
     return cache.get_or_make(("iterations", priced, machine), lambda: costs_of(priced, machine, cache))
 
 
-def _as_priced(job: Job) -> Job:
+def as_priced(job: Job) -> Job:
     """Return the job without the size of its KV cache, and of its `serving` section with the task alone.
 
     The rest decides which iterations there are, and not how long they take.

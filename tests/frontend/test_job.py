@@ -19,6 +19,17 @@ def test_every_preset_loads(name):
     assert len(job.layers) == job.parts
 
 
+def test_profiles_of_other_devices_have_their_own_caches_and_kernels():
+    jobs = {name: load_job("llama3_1_70b_serve", settings={"software": name}) for name in
+            ("vllm-0.12", "vllm-rocm", "sglang-rocm", "jetstream", "deepseek")}  # fmt: skip
+    pools = {name: job.spec.memory.kv_pool for name, job in jobs.items()}
+    assert pools["vllm-rocm"] == pools["vllm-0.12"]
+    pages = {name: pool.page for name, pool in pools.items() if pool is not None}
+    assert pages["sglang-rocm"] == 1 and pages["jetstream"] == 2048
+    assert [jobs[name].software.kernels for name in ("vllm-rocm", "jetstream")] == ["rocblas", "xla"]
+    assert jobs["deepseek"].software.attention == "flash-mla"
+
+
 def test_llama_405b_ends_hold_one_layer_less():
     # 126 layers + embedding + head = 128 = 16 stages of 8.
     assert load_job("llama3_1_405b_train_16384").layers == (7, *[8] * 14, 7)

@@ -1,5 +1,6 @@
 """A server under costs that theory knows: queues, Little's law, conservation, determinism."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -315,6 +316,16 @@ class PerRequest:
 
     def ends(self, decodes, keys):
         return SERVICE * decodes * np.arange(1, len(keys) + 1)
+
+
+def test_more_replicas_make_no_mean_worse():
+    # the same requests at the same times: with each doubling they wait and share less
+    runs = (
+        served("poisson rate=900/s", 400, max_sequences=4, output="3", replicas=n, router="least_requests")
+        for n in (1, 2, 4, 8)
+    )
+    means = [(result.queue.mean(), result.e2e.mean()) for _, result in runs]
+    assert all(then[0] <= first[0] and then[1] <= first[1] for first, then in pairwise(means))
 
 
 def test_more_important_requests_are_taken_first():

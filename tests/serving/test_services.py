@@ -198,8 +198,19 @@ def test_a_service_of_two_machines_is_read_from_a_job_file():
     result = serve(job, load_machine("dgx_a100"), arrivals="poisson rate=4/s", requests=20, output="4")
     assert [row["requests"] for row in result.as_json()["groups"]] == [10, 10]
     assert "by replicas" in str(result)
-    with pytest.raises(ConfigError, match="serving.beside: the energy of replicas of other jobs"):
-        served_energy(result, job, load_machine("dgx_a100"))
+    spent = served_energy(result, job, load_machine("dgx_a100"))
+    assert spent is not None and spent.gpu_seconds == pytest.approx(result.gpu_seconds)
+    # each of them alone has kernels of its own ten requests
+    node, alone = load_machine("dgx_a100"), list[float]()
+    for layers in (2, 1):
+        single = load_job("llama2_7b_inference", settings={"model.layers": layers})
+        found = served_energy(
+            serve(single, node, arrivals="constant rate=2/s", requests=10, output="4"), single, node
+        )
+        assert found is not None
+        alone.append(found.kernels_j)
+    assert spent.kernels_j == pytest.approx(sum(alone), rel=0.02)
+    assert spent.output_tokens == 80
 
 
 def test_a_trace_may_name_classes(tmp_path):
