@@ -25,6 +25,7 @@ from rapid_des.values import replace
 if TYPE_CHECKING:
     from rapid_des.machine import Machine
     from rapid_des.modes.symmetry import Folding
+    from rapid_des.modes.symmetry.choices import WatchedChoices
     from rapid_des.program.faults.closures import Closures
     from rapid_des.program.lowering import Lowered
 
@@ -134,14 +135,30 @@ def execute(
 
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
+    folding, execution = execute_folded(program, choice, trail=trail, ties=ties, name=name)
+    if folding is None:
+        return execution
+    return replace(execution, records=folding.unfolded(program, execution.records))
+
+
+def execute_folded(
+    program: Program,
+    choice: EngineChoice,
+    *,
+    trail: bool = False,
+    ties: bool = False,
+    name: Namer | None = None,
+) -> tuple[Folding | None, Execution]:
+    """Play a program as `execute` does, and return what of the folded program was seen, if it was folded."""
     began = time.perf_counter()
     folding, chosen, records = _folded_run(program, choice, trail=trail, ties=ties, keeps_order=False)
     if folding is not None and not folding.keeps_order and records.ties:
         folding, chosen, records = _folded_run(program, choice, trail=trail, ties=ties, keeps_order=True)
-    if folding is not None:
-        records = folding.unfolded(program, records)
+    if folding is not None and not records.finished:
+        records = folding.unfolded(program, records)  # positions are named by the whole program
     wall_s = time.perf_counter() - began
-    return _checked(program, Execution(records, chosen, wall_s, folding.factor if folding else 1.0), name)
+    execution = Execution(records, chosen, wall_s, folding.factor if folding else 1.0)
+    return folding, _checked(program, execution, name)
 
 
 def _folded_run(
@@ -160,7 +177,10 @@ def _folded_run(
     records = None if trail else _recurring(played, chosen, choice)
     if records is None:
         may_tie = folding is not None and not folding.keeps_order
-        records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie, to_ties=may_tie)
+        watch = folding.watched if folding is not None else None
+        records = _run(
+            played, chosen, choice, trail=trail, ties=ties or may_tie, to_ties=may_tie, watch=watch
+        )
     return folding, chosen, records
 
 
@@ -246,18 +266,20 @@ def _run(  # noqa: PLR0913 - options by name
     trail: bool,
     ties: bool = False,
     to_ties: bool = False,
+    watch: WatchedChoices | None = None,
 ) -> Records:
     """Run a program; each engine is imported with its library only if it is the one.
 
     With `ties` the records count them, as whoever folds must know; the compiled engine always does. With
-    `to_ties` it need not go on behind one.
+    `to_ties` it need not go on behind one; those do not count that `watch` finds alike.
     """
     if program.links > max(_MANY_LINKS, _FEWER * len(program.route_links)):
         from rapid_des.modes.used_links import UsedLinks
 
         used = UsedLinks.of(program)
         if used is not None:
-            seen = _run(used.program, engine, choice, trail=trail, ties=ties, to_ties=to_ties)
+            how = {"trail": trail, "ties": ties, "to_ties": to_ties}
+            seen = _run(used.program, engine, choice, watch=watch, **how)
             return used.whole(seen)
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
@@ -265,7 +287,8 @@ def _run(  # noqa: PLR0913 - options by name
         return simpy_engine.run(program, trail=trail, ties=ties, progress=_teller(program, choice))
     from rapid_des.engines import compiled
 
-    return compiled.run(program, trail=trail, progress=_teller(program, choice), to_ties=to_ties)
+    progress = _teller(program, choice)
+    return compiled.run(program, trail=trail, progress=progress, to_ties=to_ties, watch=watch)
 
 
 def _kernel(program: Program, *, closing: bool = False) -> CompiledKernel:

@@ -91,6 +91,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     analytic: bool = False,
     replicas: Replicas | None = None,
     repeats: bool = False,
+    even: bool = False,
     cache: BoundedCache | None = None,
     play: Play | None = None,
 ) -> Lowered:
@@ -101,8 +102,9 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
     messages last as long as alone, by closed forms; collectives that are small as `play` simulates them.
     With `replicas` the traces are those of replica 0, and `UnsupportedByEngine` says that it cannot stand
-    for the others; `repeats` keeps `auto` to algorithms that can. `cache` keeps templates and choices from
-    one program to the next.
+    for the others; `repeats` keeps `auto` to algorithms that can. With `even` collectives of libraries are
+    rounded up by less than a thousandth so that all rails carry as much. `cache` keeps templates and choices
+    from one program to the next.
     """
     last = traces.ranks[-1].rank if traces.ranks else 0
     if last >= machine.fabric.gpus:
@@ -116,6 +118,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         analytic=analytic,
         replicas=replicas,
         repeats=repeats,
+        even=even,
         cache=BoundedCache() if cache is None else cache,
         play=play,
     )
@@ -136,6 +139,7 @@ class _Lowering:
         analytic: bool,
         replicas: Replicas | None,
         repeats: bool,
+        even: bool,
         cache: BoundedCache,
         play: Play | None,
     ) -> None:
@@ -156,6 +160,7 @@ class _Lowering:
             analytic=analytic,
             libraries=libraries,
             repeats=repeats,
+            even=even,
             play=play,
         )
         self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))

@@ -4,6 +4,8 @@ import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.modes import execution
+from rapid_des.modes.blocks import outer
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.simulation import simulate
 from rapid_des.values import replace
@@ -98,3 +100,21 @@ def test_one_rank_stands_for_its_stage_where_experts_spread_over_replicas(mates,
     )
     assert replace(once, folded=1, wall_s=0, engine="") == replace(whole, folded=1, wall_s=0, engine="")
     assert once.folded == mates and whole.folded == 1
+
+
+def test_one_gpu_stands_for_its_node_where_a_large_graph_has_experts_outside_blocks(monkeypatch):
+    monkeypatch.setattr(outer, "_MOST_WHOLE", 16)  # as if these 32 ranks were over a thousand
+    monkeypatch.setattr(execution, "_WORTH_FOLDING_S", 0)
+    settings = EXPERTS | {"parallelism.pp": 2, "parallelism.dp": 16, "parallelism.ep": 16}
+    job = load_job("deepseek_v3_train_2048", settings={key: str(value) for key, value in settings.items()})
+    machine = load_machine("dgx_h100_x8", device_settings=[("operators", "roofline")])
+    whole, once = (
+        simulate(job, machine, mode="hierarchical", engine=choice, allow_oom=True)
+        for choice in (WHOLE, EngineChoice("compiled"))
+    )
+    assert once.folded == 8 and whole.folded == 1
+    assert once.hops == whole.hops and set(once.finish) == set(whole.finish)
+    # buffers of many megabytes are rounded up by less than 128 B, 16 ranks times 8 rails
+    assert once.step_time == pytest.approx(whole.step_time, rel=1e-5)
+    assert sum(once.breakdown.values()) == once.step_time
+    assert "one of its GPUs then stands for 8" in " ".join(once.notes)

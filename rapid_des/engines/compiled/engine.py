@@ -25,6 +25,7 @@ from rapid_des.program import rates
 from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RateRecords, Records
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
+from rapid_des.values import replace
 
 _NEVER = FOREVER - 1
 _SLICE_S = 0.2
@@ -146,7 +147,7 @@ class KernelRun:
             rates=_rates(state),
             ties=int(state.totals[work.TIES]),
             events=int(self.pools.calendar.counts[PUSHED]),
-            trail=self._trail() if state.flags[work.RECORDING] else None,
+            trail=self.trail() if state.flags[work.RECORDING] else None,
             beyond=self._beyond(),
         )
 
@@ -157,7 +158,8 @@ class KernelRun:
         flows = self.fluid is not None and never_end(self.fluid)
         return flows or int(waiting.max(initial=0)) > FOREVER
 
-    def _trail(self) -> LinkTrail:
+    def trail(self) -> LinkTrail:
+        """Return the hops that were recorded so far."""
         rows, trail = int(self.pools.counts[pools.TRAIL]), self.pools.trail
         return LinkTrail(*(column[:rows] for column in trail))
 
@@ -172,10 +174,21 @@ class Player(Protocol):
         """Provide what the kernel wants, by the status at which it returned."""
 
 
+class ChoiceWatch(Protocol):
+    """Looks at the choices by rank that links make in a run whose hops are recorded."""
+
+    def are_alike(self, trail: LinkTrail, now: int, choices: int) -> bool:
+        """Return whether the choices of one part of a run need not count, given its hops and its last moment.
+
+        It is called for one part after the other.
+        """
+
+
 class CompiledSimulation:
     """One run of a program; `run` plays it to the end or to a given time.
 
-    With `to_ties` it ends soon after a link has chosen by rank (`Records.ties`).
+    With `to_ties` it ends soon after a link has chosen by rank (`Records.ties`), with a `watch` only if that
+    choice counts.
     """
 
     def __init__(
@@ -185,8 +198,10 @@ class CompiledSimulation:
         player: Player | None = None,
         progress: Progress | None = None,
         to_ties: bool = False,
+        watch: ChoiceWatch | None = None,
     ) -> None:
         self.kernel, self._player, self._to_ties = kernel, player or kernel, to_ties
+        self._watch, self._ties, self.counted = watch, 0, False
         self._progress, self._reported_at = progress, 0.0
 
     def run(self, until: int | None = None) -> None:
@@ -200,13 +215,25 @@ class CompiledSimulation:
         while self._play_slice(limit, events) == work.LIMIT_REACHED:
             if self._progress is not None:
                 self._progress(int(totals[work.WORKED]))
-            if self._to_ties and totals[work.TIES]:
+            if self._to_ties and self._chose():
                 return
             took = time.perf_counter() - self._slice_began
             events = max(1, int(events * min(2.0, _SLICE_S / took)))
+        self._chose()
         if totals[work.STATUS] == work.DISAGREES:
             group, number, sub, mine, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.kernel.program, (group, number, sub), (mine, other)))
+
+    def _chose(self) -> bool:
+        """Return whether a link has chosen by rank where that counts."""
+        kernel, ties = self.kernel, int(self.kernel.state.totals[work.TIES])
+        choices, self._ties = ties - self._ties, ties
+        counts = choices > 0
+        if self._watch is not None:
+            counts = not self._watch.are_alike(kernel.trail(), kernel.now, choices)
+            kernel.note_hops(on=True)
+        self.counted |= counts
+        return self.counted
 
     def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
         """Play about `events` more events, or up to a time; return whether the events ended it."""
@@ -334,12 +361,20 @@ _LARGER: dict[int, Callable[[Pools, int], Pools]] = {
 
 
 def run(
-    program: Program, *, trail: bool = False, progress: Progress | None = None, to_ties: bool = False
+    program: Program,
+    *,
+    trail: bool = False,
+    progress: Progress | None = None,
+    to_ties: bool = False,
+    watch: ChoiceWatch | None = None,
 ) -> Records:
     """Play a program to its end; visits that never finish are left at NONE in the records.
 
-    With `to_ties` the end comes soon after a link has chosen by rank.
+    With `to_ties` the end comes soon after a link has chosen by rank; choices that `watch` finds alike do not
+    count.
     """
-    simulation = CompiledSimulation(KernelRun(program, trail=trail), progress=progress, to_ties=to_ties)
+    kernel = KernelRun(program, trail=trail or watch is not None)
+    simulation = CompiledSimulation(kernel, progress=progress, to_ties=to_ties, watch=watch)
     simulation.run()
-    return simulation.records()
+    records = simulation.records()
+    return records if watch is None else replace(records, trail=None, ties=int(simulation.counted))

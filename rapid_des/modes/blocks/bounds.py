@@ -199,7 +199,7 @@ def _between(done: BlockRun) -> Int64s:
     busy = done.run.execution.records.link_busy.sum(axis=1)
     if repeated is not None:
         busy = busy + repeated.times * repeated.link_busy
-    if done.run.lowered.replicas is not None:  # whose links are numbered by what they stand for
+    if len(busy) < len(fabric):  # links are numbered by what they stand for
         return np.full(len(fabric), busy.max(initial=0), np.int64)
     most = np.zeros(int(fabric.dimension.max(initial=0)) + 2, np.int64)  # graphs have dimension -1
     np.maximum.at(most, fabric.dimension, busy)

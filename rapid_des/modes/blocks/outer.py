@@ -40,7 +40,7 @@ from rapid_des.modes.blocks.reach import (
     run_again,
     sharing,
 )
-from rapid_des.modes.blocks.replicas import run_first_replica
+from rapid_des.modes.blocks.replicas import run_first_replica, run_one_of_each
 from rapid_des.modes.blocks.steady import WORTH, Repetition, repetition, shortened
 from rapid_des.modes.execution import EngineChoice, Run, alone, execute, on_idle_links
 from rapid_des.modes.pricing import PricedBlocks
@@ -122,6 +122,10 @@ _MOST_WHOLE = 1024
 _REPEATS = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
     "stands for all"
+)
+_ONE_OF_EACH = (
+    f"above {_MOST_WHOLE:,} ranks outside blocks, collectives there have up to a thousandth more bytes, "
+    "equal shares for all rails of a node: one of its GPUs then stands for {:g}"
 )
 
 
@@ -225,10 +229,16 @@ def _run(  # noqa: PLR0913 - what a graph is run with
     if machine.faults and not mode.outer_analytic and keeps_routes(machine):
         return trace, run_again(trace, machine, choice, cache, (repeats, trail))
     play = on_idle_links(trace.traces, machine, choice, cache) if mode.outer_analytic else None
+    even = choice.fold and not trail and not mode.outer_analytic and len(trace.traces.ranks) > _MOST_WHOLE
+    analytic = mode.outer_analytic
     lowered = lower(
-        trace.traces, machine, analytic=mode.outer_analytic, play=play, repeats=repeats, cache=cache
+        trace.traces, machine, analytic=analytic, play=play, repeats=repeats, even=even, cache=cache
     )
-    return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
+    if not even:
+        return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
+    trace, run = run_one_of_each(trace, lowered, machine, choice)
+    note = _ONE_OF_EACH.format(run.execution.folded)
+    return replace(trace, notes=(*trace.notes, note)), run
 
 
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:

@@ -14,10 +14,18 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.blocks import followed_groups
 from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import EngineChoice, Execution, Run, execute, on_idle_links
+from rapid_des.modes.execution import (
+    EngineChoice,
+    Execution,
+    Run,
+    execute,
+    execute_folded,
+    on_idle_links,
+)
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, TimeAlone
 from rapid_des.program.collectives.plans import CollectiveCall, Play
@@ -80,6 +88,31 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     if execution.records.ties:
         return None
     return first, Run(lowered, _of_all(execution, replicas.count), machine)
+
+
+def run_one_of_each(
+    trace: JobTrace, lowered: Lowered, machine: Machine, choice: EngineChoice
+) -> tuple[JobTrace, Run]:
+    """Run an outer graph folded, and keep of it only the ranks that stand for others.
+
+    Times of all visits of many thousands of ranks would take gigabytes.
+    """
+    folding, execution = execute_folded(lowered.program, choice, name=lowered.name)
+    if folding is None:
+        return trace, Run(lowered, execution, machine)
+    positions = np.unique(folding.stands_for, return_index=True)[1]
+    first = _some_of(trace, positions.tolist())
+    count = len(folding.stands_for) // len(positions)
+    # Each rank goes to the next one that the same rank stands for, the last one to the first; all ranks that
+    # it is followed for go with it.
+    groups = np.array(followed_groups(trace.job), np.int64)
+    orbits = groups[np.argsort(folding.stands_for, kind="stable")].reshape(-1, count, groups.shape[1])
+    image = np.arange(trace.job.gpus)
+    image[orbits] = np.roll(orbits, -1, axis=1)
+    replicas = Replicas(count, image)
+    lowered = replace(lowered, program=folding.program, traces=first.traces, replicas=replicas)
+    execution = _of_all(replace(execution, folded=1.0), count)
+    return first, Run(lowered, replace(execution, records=folding.on_all_links(execution.records)), machine)
 
 
 def _is_grouped(trace: JobTrace) -> bool:

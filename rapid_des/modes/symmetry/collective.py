@@ -40,6 +40,8 @@ class Invariances:
     def __init__(self, templates: Sequence[Template]) -> None:
         self._templates, self._shapes = templates, shapes(templates)
         self._known: dict[tuple[Hashable, bytes], Invariance | None] = {}
+        self.compared = 0
+        """The number of tasks and edges that have been compared; of what a sample refutes its tasks count."""
 
     def of(self, number: int, member: Int64s) -> Invariance | None:
         """Return what takes member m of a template to `member[m]`; None if the template changes."""
@@ -48,7 +50,8 @@ class Invariances:
             return _rounds_invariance(template, member)
         key = (self._shapes[number], member.tobytes())
         if key not in self._known:
-            self._known[key] = _invariance(template, member)
+            self._known[key], compared = _invariance(template, member)
+            self.compared += compared
         invariance = self._known[key]
         if invariance is None or invariance.order is None:
             return None
@@ -71,19 +74,28 @@ def _rounds_invariance(template: RoundsTemplate, member: Int64s) -> Invariance |
     return Invariance(member, pair)
 
 
-def _invariance(template: Template, member: Int64s) -> Invariance | None:
-    """Return what takes tasks to like ones, in the order of the template or else by pair."""
+def _invariance(template: Template, member: Int64s) -> tuple[Invariance | None, int]:
+    """Return what takes tasks to like ones, in the order of the template or else by pair.
+
+    Also the number of rows that were read.
+    """
     if not np.array_equal(template.member_need[member], template.member_need):
-        return None
+        return None, template.members
     pair = _pair_images(template, member)
     if pair is None:
-        return None
-    invariance = Invariance(member, pair, TaskOrder(template))
-    if _Comparison(template, invariance).agrees():
-        return invariance
-    order = TaskOrder.by_pair(template, member, pair)
-    invariance = Invariance(member, pair, order)
-    return invariance if order is not None and _Comparison(template, invariance).agrees() else None
+        return None, len(template.pair_source)
+    compared = 0
+    for by_pair in (False, True):
+        order = TaskOrder.by_pair(template, member, pair) if by_pair else TaskOrder(template)
+        if order is None:
+            break
+        invariance = Invariance(member, pair, order)
+        comparison = _Comparison(template, invariance)
+        agrees = comparison.of_sample()
+        compared += rows_to_compare(template) if agrees else len(template)
+        if agrees and comparison.agrees():
+            return invariance, compared
+    return None, compared
 
 
 def _pair_images(template: Template, member: Int64s) -> Int32s | None:
@@ -126,18 +138,18 @@ class _Comparison(Struct, frozen=True):
         assert self.invariance.order is not None, "rounds are compared as rounds"
         return self.invariance.order
 
-    def agrees(self) -> bool:
-        """Compare a sample of tasks first, then all of them."""
+    def of_sample(self) -> bool:
+        """Return whether some tasks are those of their images, and each member has as many as its image."""
         order, count = self.order, len(self.template)
         if not np.array_equal(order.counts[self.invariance.member], order.counts):
             return False
         everywhere = np.arange(0, count, max(1, count // _SAMPLE))
         sample = np.concatenate((order.task[:_SAMPLE], order.task[-_SAMPLE:], everywhere)).astype(np.int64)
-        return (
-            self.of_tasks(sample)
-            and self.of_arrivals()
-            and all(self.of_tasks(block) for block in blocks_of(count))
-        )
+        return self.of_tasks(sample)
+
+    def agrees(self) -> bool:
+        """Compare all tasks."""
+        return self.of_arrivals() and all(self.of_tasks(block) for block in blocks_of(len(self.template)))
 
     def of_tasks(self, tasks: Int64s | slice) -> bool:
         """Return whether tasks, and the edges that begin at them, are those of their images."""

@@ -18,7 +18,9 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s, distinct, entries_of, ranges, starts_of
+from rapid_des.modes.symmetry.choices import WatchedChoices, digits_apart
 from rapid_des.modes.symmetry.collective import (
+    Invariances,
     MemberOrbits,
     member_orbits,
     one_orbit,
@@ -78,6 +80,8 @@ class Folding(Struct, frozen=True):
     keeps_order: bool
     """Whether the order of transfers is kept; otherwise a run counts only if no link chose by rank
     (`Records.ties`), because ranks of an orbit may differ then."""
+    watched: WatchedChoices | None = None
+    """What distinguishes choices of links that are alike for all ranks of an orbit; None: nothing does."""
 
     @property
     def factor(self) -> float:
@@ -92,16 +96,23 @@ class Folding(Struct, frozen=True):
         visit = np.repeat(before[self.stands_for], lengths) + ranges(0, lengths)
         factor = len(self.stands_for) // len(self.program.bindings)
         return replace(
-            records,
+            self.on_all_links(records),
             start=records.start[visit],
             finish=records.finish[visit],
             met=records.met[visit],
-            link_bytes=records.link_bytes[self.link],
-            link_busy=records.link_busy[self.link],
-            link_wait=records.link_wait[self.link],
             hops=records.hops * factor,
             sent=records.sent * factor,
             received=records.received * factor,
+        )
+
+    def on_all_links(self, records: Records) -> Records:
+        """Return records with what the links of the whole program carry, given those of the folded one."""
+        link = self.link
+        return replace(
+            records,
+            link_bytes=records.link_bytes[link],
+            link_busy=records.link_busy[link],
+            link_wait=records.link_wait[link],
         )
 
 
@@ -126,6 +137,7 @@ def fold(program: Program, budget: Budget) -> Folding | None:
             step.stands_for[folding.stands_for],
             step.link[folding.link],
             step.keeps_order and folding.keeps_order,
+            step.watched if folding.keeps_order else None,
         )
 
 
@@ -147,6 +159,7 @@ class _RotationSearch:
         self.left_s = max(budget.least_s, budget.search * budget.run_s)
         self.slots = GroupSlots(program)
         self.shapes = shapes(program.templates)
+        self.known = Invariances(program.templates)
 
     @cached_property
     def uses(self) -> Uses:
@@ -177,12 +190,15 @@ class _RotationSearch:
         ordered = ordered and keeps_order(self.uses, shift)
         if not (ordered or may_be_discarded):
             return None
-        rotation = prove(self.uses, shift, groups)
+        before = self.known.compared
+        rotation = prove(self.uses, shift, groups, self.known)
         ordered = ordered and rotation is not None and not rotation.reorders
         if rotation is None or not (ordered or may_be_discarded):
-            self.left_s -= compare_s
+            # often one collective refutes a shift, and nothing behind it is looked at
+            self.left_s -= min(compare_s, COMPARE_S * (len(self.slots) + self.known.compared - before))
             return None
-        return _Quotient(self.program, rotation).folding(keeps_order=ordered)
+        apart = None if ordered else digits_apart(self.uses, rotation)
+        return _Quotient(self.program, rotation).folding(apart, keeps_order=ordered)
 
     def _rows_to_compare(self, groups: GroupImages) -> int:
         """Return how many rows of the templates of groups that a shift permutes are to be compared."""
@@ -212,7 +228,8 @@ class _Quotient:
         self._shapes = shapes(program.templates)
         self._left: dict[tuple[Hashable, bytes], Template] = {}
 
-    def folding(self, *, keeps_order: bool) -> Folding | None:
+    def folding(self, apart: Int64s | None, *, keeps_order: bool) -> Folding | None:
+        """Return the folded program; `apart` as `digits_apart` has it."""
         lowest = self._group_orbits()
         groups = [self._group(group) for group in distinct(lowest).tolist()]
         number = np.searchsorted(distinct(lowest), lowest)
@@ -229,9 +246,11 @@ class _Quotient:
                 template if place in used else _NO_TASKS for place, template in enumerate(self.templates)
             ),
         )
-        folded, link = compact(folded), self.rotation.lowest_link
+        (folded, hops), link = compact(folded), self.rotation.lowest_link
         folded = replace(folded, route_links=link.astype(np.int32)[folded.route_links])
-        return Folding(folded, self.stands_for.reshape(-1), link, keeps_order)
+        reordered = self.rotation.reorders
+        watched = None if apart is None else WatchedChoices(folded, apart[hops], reordered=reordered)
+        return Folding(folded, self.stands_for.reshape(-1), link, keeps_order, watched)
 
     def _group_orbits(self) -> Int64s:
         """Return the lowest group of each group's orbit."""
@@ -304,8 +323,11 @@ class _Quotient:
         return replace(binding, groups=groups, members=members)
 
 
-def compact(program: Program) -> Program:
-    """Return a folded program with the pairs that its templates use and the routes that its groups take."""
+def compact(program: Program) -> tuple[Program, Int64s]:
+    """Return a folded program with the pairs that its templates use and the routes that its groups take.
+
+    Also the hops that are left of those of all routes.
+    """
     used = [with_used_pairs(template) for template in program.templates]
     routes = [
         {number: column[used[number][1]] for number, column in group.routes.items()}
@@ -319,7 +341,7 @@ def compact(program: Program) -> Program:
     tasks, number = np.flatnonzero(is_taken), np.cumsum(is_taken, dtype=np.int32)
     number -= 1
     hops = entries_of(program.route_starts, tasks)
-    return replace(
+    left = replace(
         program,
         templates=tuple(template for template, _ in used),
         groups=tuple(
@@ -333,6 +355,7 @@ def compact(program: Program) -> Program:
         route_links=program.route_links[hops],
         route_class=program.route_class[hops],
     )
+    return left, hops
 
 
 _ROW, _STARTS = np.zeros(0, np.int32), np.zeros(2, np.int64)

@@ -287,9 +287,12 @@ def rotations(program: Program) -> Iterator[Rotation]:
             yield rotation
 
 
-def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
-    """Compare all that a shift moves; None if the collectives or the links of their routes change."""
-    known, invariances, pairs = Invariances(uses.program.templates), {}, {}
+def prove(uses: Uses, shift: Shift, groups: GroupImages, known: Invariances | None = None) -> Rotation | None:
+    """Compare all that a shift moves; None if the collectives or the links of their routes change.
+
+    `known` remembers collectives from one shift to the next.
+    """
+    known, invariances, pairs = known or Invariances(uses.program.templates), {}, {}
     for group, member in groups.permuted.items():
         for use, template in enumerate(uses.program.groups[group].routes, int(uses.first[group])):
             invariance = known.of(template, member)

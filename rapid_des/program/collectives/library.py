@@ -151,22 +151,26 @@ class Libraries:
     def __bool__(self) -> bool:
         return self._active
 
-    def lay_out(
+    def lay_out(  # noqa: PLR0913 - a collective, by what states it
         self,
         kind: str,
         collective: CollectiveType,
         size: int,
         ranks: tuple[int, ...],
         exchange: Exchange | None = None,
+        *,
+        even: bool = False,
     ) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it.
 
-        `kind` is the stream of the collective. `InputError` where copies should travel once and no library
-        here has constants of kernels that do so.
+        `kind` is the stream of the collective. With `even` all rails of its nodes get equal shares
+        (`_in_equal_shares`). `InputError` where copies should travel once and no library here has constants
+        of kernels that do so.
         """
         if not self._active or self._machine.collectives.choice(collective.name.lower()) is not None:
             return None
         order, counts = self._places(ranks)
+        size = _in_equal_shares(collective, size, counts) if even else size
         switched = collective is CollectiveType.ALL_REDUCE and self._switched(kind, ranks, order, counts)
         exchanges = collective is CollectiveType.ALL_TO_ALL and len(counts) > 1
         blocks = self._nic_blocks(ranks) if exchanges else 0
@@ -340,6 +344,24 @@ class Libraries:
             yield
         except InputError as error:
             raise InputError(f"{self._machine.path}: collectives.libraries: {error}") from None
+
+
+_LEAST_UNEVEN = 1000
+"""How many times as large a buffer is, at least, as what it may be rounded up by."""
+
+
+def _in_equal_shares(collective: CollectiveType, size: int, counts: Sequence[int]) -> int:
+    """Return the bytes of a buffer, rounded up by less than a thousandth so that rails get equal shares.
+
+    >>> _in_equal_shares(CollectiveType.ALL_REDUCE, 1_000_001, (8, 8))
+    1000064
+    """
+    blocks = {CollectiveType.ALL_GATHER: 1, CollectiveType.ALL_REDUCE: sum(counts)}
+    blocks[CollectiveType.REDUCE_SCATTER] = sum(counts)
+    share = blocks.get(collective, 0) * counts[0]
+    if not share or len(set(counts)) > 1 or size < _LEAST_UNEVEN * share:
+        return size
+    return -(-size // share) * share
 
 
 def _to_neighbours(members: int, size: int) -> Schedule:

@@ -94,6 +94,7 @@ class Communication:
         analytic: bool,
         libraries: LibraryChoice,
         repeats: bool = False,
+        even: bool = False,
         play: Play | None = None,
     ) -> None:
         self.analytic = analytic
@@ -113,7 +114,7 @@ class Communication:
         """The GPU resources that each library template takes, by template number."""
         self._machine, self._groups = machine, groups
         self._libraries = Libraries(machine, libraries, remembered)
-        self._remembered, self._repeats = remembered, repeats
+        self._remembered, self._repeats, self._even = remembered, repeats, even
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
 
@@ -264,7 +265,8 @@ class Communication:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
         if not self._libraries or self.mark(ranks[0], [ranks]) is not None:
             return None
-        return self._libraries.lay_out(kind, call.collective, call.size, ranks, call.exchange)
+        asked = call.collective, call.size, ranks, call.exchange
+        return self._libraries.lay_out(kind, *asked, even=self._even)
 
     def _exchange(self, call: CollectiveCall, exchange: Exchange, kind: str, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
@@ -297,7 +299,7 @@ class Communication:
         members = self._groups.simulated(ranks)
         return self.templates.number(
             ("timed collective", duration, members, _occupancy(laid.cost)),
-            lambda: fixed_template(members, duration, self.sizes, name=laid.name),
+            lambda: fixed_template(members, duration, self.sizes, name=laid.name, alike=self._even),
         )
 
     def _library_alone(self, laid: LaidOut, call: CollectiveCall, kind: str, ranks: Ranks) -> int:

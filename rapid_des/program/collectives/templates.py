@@ -18,8 +18,9 @@ from rapid_des.program.program import NONE, Rows, TaskEdges, Template
 from rapid_des.program.services import MessageSizes
 from rapid_des.values import fields, replace
 
-_LARGE = 64
-"""Largest group in which each member of a collective that takes no link has a task of its own."""
+_LARGE, _LARGEST = 64, 512
+"""Largest group in which each member of a collective that takes no link has a task of its own; the second
+where members should be alike."""
 
 
 class Templates:
@@ -311,12 +312,16 @@ def one_transfer(size: int) -> Schedule:
     )
 
 
-def fixed_template(members: int, duration: int, sizes: MessageSizes, *, name: str) -> Template:
+def fixed_template(
+    members: int, duration: int, sizes: MessageSizes, *, name: str, alike: bool = False
+) -> Template:
     """Return a collective that takes no link: all members are done `duration` after the last arrived.
 
-    Every member of a small group has a task of its own, so that none stands out where runs are folded.
+    Every member of a small group has a task of its own, so that none stands out where runs are folded; with
+    `alike` also of a larger one.
     """
-    tasks, every = (members if members <= _LARGE else 1), np.arange(members)
+    each = members <= (_LARGEST if alike else _LARGE)
+    tasks, every = (members if each else 1), np.arange(members)
     task, member = np.divmod(np.arange(tasks * members), members)
     lag = np.full(members, duration, np.int64)
     edges = TaskEdges(every % tasks, tasks + every, lag)
