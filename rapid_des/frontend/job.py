@@ -415,9 +415,8 @@ class Job:
         """
         if self.spec.phase == "training":
             spec, passes = self.training, 3 if self.training.adapters is None else 2
-            encoded = self.model.encoder_flops(
-                self.spec.source, spec.sequence_length, passes=passes, frozen=self.spec.freezes
-            )
+            encoded = self.model.encoder_flops(self.spec.source, spec.sequence_length, passes=passes,
+                                               frozen=self.spec.freezes)  # fmt: skip
             of_layers = sum(map(self._forward_flops, spec.documents or (spec.sequence_length,)))
             return passes * of_layers + spec.global_batch * encoded
         return sum(map(self._requests_flops, self.inference.kinds))
