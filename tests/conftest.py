@@ -45,7 +45,7 @@ def own_caches() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let a test share nothing that asks for that, or that compares engines."""
+    """Let a test share nothing that asks for that, or whose parameters name an engine."""
     SHARES[0] = {"own_caches", "engine"}.isdisjoint(getattr(item, "fixturenames", ()))
     try:
         return (yield)

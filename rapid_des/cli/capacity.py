@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     Amount,
@@ -89,16 +90,19 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     check_report(options["report"], force=options["force"])
-    wanted, loaded = open_server(job, machine, settings, options)
+    wanted, loaded = open_server(job, machine, settings, options, layout=False)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
-        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
+        plans = fleets(
+            wanted, loaded, demand, texts,
+            load=load, price=options["price"], cache=(cache := BoundedCache()), on_progress=bar.name,
+        )  # fmt: skip
         points = list[LoadPoint]()
         if path or options["report"]:
             bar.name("curves")
-            plans, points = _curves(plans, (wanted, loaded), demand)
+            plans, points = _curves(plans, (wanted, loaded), demand, cache)
     plain = plans.as_json()
     if points:
         plain |= {
@@ -114,7 +118,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
         raise KeyboardInterrupt
 
 
-def _curves(plans: Fleets, ran: tuple[Job, Machine], demand: ServerLoad) -> tuple[Fleets, list[LoadPoint]]:
+def _curves(
+    plans: Fleets, ran: tuple[Job, Machine], demand: ServerLoad, cache: BoundedCache
+) -> tuple[Fleets, list[LoadPoint]]:
     """Return the plans and the curves of their layouts; ^C ends the curves, as the rates are known."""
     job, machine = ran
     points = list[LoadPoint]()
@@ -123,7 +129,7 @@ def _curves(plans: Fleets, ran: tuple[Job, Machine], demand: ServerLoad) -> tupl
         return plans, points
     try:
         for layout in layouts(job, machine, [row.name for row in plans.rows]):
-            points += [] if isinstance(layout, tuple) else curve(layout, machine, demand)
+            points += [] if isinstance(layout, tuple) else curve(layout, machine, demand, cache=cache)
     except KeyboardInterrupt:
         plans = replace(plans, interrupted=True)
     return plans, points

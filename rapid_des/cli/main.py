@@ -163,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error.show(shown)
         _leave(shown.getvalue(), 2)
     except (click.Abort, KeyboardInterrupt) as left:  # click has ended the line that ^C stands on
-        _leave(f"interrupted at: {left}" if str(left) else "interrupted", 130)
+        text = str(left) or str(left.__cause__ or "")  # click's Abort has the KeyboardInterrupt as its cause
+        _leave(f"interrupted at: {text}" if text else "interrupted", 130)
     except OSError as error:
         _leave(f"error: {error.filename or 'input or output'}: {error.strerror or error}", 2)
     except MemoryError:

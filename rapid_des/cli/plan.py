@@ -134,8 +134,11 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         )
         best = plan(wanted, loaded, asked, crew)
         found = Found(best, best.as_json(), options)
-        if run is not None:
-            found.plain["runs"] = runs_of(best, loaded, run, bar.part)
+        if run is not None and not best.interrupted:
+            try:
+                found.plain["runs"] = runs_of(best, loaded, run, bar.part)
+            except KeyboardInterrupt:
+                found.plain["interrupted"] = True
         parts = list(plan_report(found.plain, wanted.name, loaded.name))
         parts += _what_helps(found, loaded, crew, bar)
     of_model = {"--tokens-per-batch": options["tokens"], "--sequence": options["sequence"]}
@@ -156,7 +159,7 @@ def _show(bar: Bar, so_far: Callable[[], list[PlanRow]]) -> None:
 
 def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> list[Part]:
     """Return what the best layout's step depends on; nothing after ^C, as the rows are known."""
-    if found.plan.floor is not None or found.plan.interrupted:
+    if found.plan.floor is not None or found.plain["interrupted"]:
         return []
     try:
         return list(_effects(found, loaded, crew, bar))

@@ -38,15 +38,15 @@ from rapid_des.units import seconds
 if TYPE_CHECKING:
     from rapid_des.importers.astra_sim import AstraResult, Files
 
-_WORKLOAD = "--workload-configuration"
+_WORKLOAD, _LOGS = "--workload-configuration", ("--logging-configuration=", "--logging-folder=")
 
 
 class TakesAstraWords(click.Command):
-    """A command that takes ASTRA-sim's `--workload-configuration=PREFIX` as its PREFIX."""
+    """A command that takes ASTRA-sim's `--workload-configuration=PREFIX` as its PREFIX, and logs nothing."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words of the command line without the name of that option."""
-        words = (word.removeprefix(f"{_WORKLOAD}=") for word in args)
+        """Parse the words of the command line without the name of that option, and without those of logs."""
+        words = (word.removeprefix(f"{_WORKLOAD}=") for word in args if not word.startswith(_LOGS))
         return super().parse_args(ctx, [word for word in words if word != _WORKLOAD])
 
 

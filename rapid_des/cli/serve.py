@@ -61,28 +61,41 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def open_server(
-    reference: str, machine: str, settings: tuple[str, ...], options: Mapping[str, Any]
+    reference: str,
+    machine: str,
+    settings: tuple[str, ...],
+    options: Mapping[str, Any],
+    *,
+    layout: bool = True,
 ) -> tuple[Job, Machine]:
-    """Return the job that is named, or one that serves the model that is named, which is then said."""
+    """Return the job that is named, or one that serves the model that is named, which is then said.
+
+    `layout`: whether that job's own layout is the one that runs.
+    """
     faults = options.get("faults", ())
     if not names_model(reference):
         return open_job(reference, machine, settings, faults, reads=OF_SERVERS)
     document = serving_document(reference, load_machine(machine), settings)
     job, loaded = open_job(document, machine, settings, faults, reads=OF_SERVERS)
-    _say_server(reference, job, workload_texts(options))
+    _say_server(reference, job, workload_texts(options), layout=layout)
     return job, loaded
 
 
-def _say_server(reference: str, job: Job, texts: Mapping[str, str | None]) -> None:
-    """Say how a model is served that was named in place of a job."""
+def _say_server(reference: str, job: Job, texts: Mapping[str, str | None], *, layout: bool) -> None:
+    """Say how a model is served that was named in place of a job; `layout`: as the job has it."""
     split, lengths = job.spec.parallelism, job.spec.inference
     assert lengths is not None
     prompt, output = texts["prompt"] or lengths.prompt_length, texts["output"] or lengths.output_length
-    served = f"{job.software.name} serves it with tp {split.tp} on {counted(split.dp, 'replica')}"
-    announce(
-        f"{reference} is a model. {served} (--set parallelism.tp=…, parallelism.dp=…, software=…); "
-        f"tokens of prompts: {prompt}, of answers: {output} (--prompt, --output)"
-    )
+    said = f"{reference} is a model. {job.software.name} serves it"
+    if layout:
+        inner = {"pp": split.pp, "cp": split.cp}
+        axes = [f"tp {split.tp}", *(f"{axis} {size}" for axis, size in inner.items() if size > 1)]
+        said += (
+            f" with {', '.join(axes)} on {counted(split.dp, 'replica')} (--set parallelism.tp=…, software=…)"
+        )
+    if "trace " not in f"{texts['arrivals']} ":
+        said += f"; tokens of prompts: {prompt}, of answers: {output} (--prompt, --output)"
+    announce(said)
 
 
 @click.command()
@@ -157,17 +170,25 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         result = run_server(wanted, loaded, watch=bar, **asked)
     _write(result, options)
     plain = result.as_json(slo)
-    if options["energy"]:
-        spent = served_energy(result, wanted, loaded)
-        plain["energy"] = spent and spent.as_json()
+    interrupted = result.interrupted or (options["energy"] and not _add_energy(plain, result, wanted, loaded))
     parts = list(serve_report(plain, title, len(result.loads)))
     besides = [(beside.job, beside.machine) for beside in besides_of(wanted)]
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded), *besides])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     charts = served_page(result, limits, plain)
     write_study_page(options["report"], title, parts, plain, charts, plot=options["plot"])
-    if result.interrupted:
+    if interrupted:
         raise KeyboardInterrupt
+
+
+def _add_energy(plain: dict[str, Any], result: ServeResult, job: Job, machine: Machine) -> bool:
+    """Add what was spent; False after ^C, as what was served is known."""
+    try:
+        spent = served_energy(result, job, machine)
+    except KeyboardInterrupt:
+        return False
+    plain["energy"] = spent and spent.as_json()
+    return True
 
 
 def _write(result: ServeResult, options: Mapping[str, Any]) -> None:

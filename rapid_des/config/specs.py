@@ -85,7 +85,7 @@ def open_document(source: str | Path | Mapping[str, Any] | Document, kind: Kind,
 
 
 def _of_the_same_words(meant: str, presets: Sequence[str]) -> list[str]:
-    """Return the presets, up to four, that share the most words with digits, such as h100, with a name."""
+    """Return the presets that share the most words with digits, as h100 is, with a name; none if over 4."""
     words = {word for word in re.split(r"[_\-. ]", meant.lower()) if re.search(r"[a-wyz]\d|\db", word)}
     shared = {preset: len(words & set(preset.split("_"))) for preset in presets}
     most = max(shared.values(), default=0)

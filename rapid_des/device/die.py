@@ -74,13 +74,13 @@ class DieCost(Struct, frozen=True):
     parts: dict[str, float]
     """mm² of each part."""
     dies: float
-    """Dies of a wafer, those at its edge cut."""
+    """Number of whole dies of a wafer."""
     die_yield: float
     """Share of dies without a defect."""
     die_dollars: float
     """Price of a good die."""
     memory_dollars: float
-    """Price of the HBM."""
+    """Price of the HBM; 0 without stacks of it."""
 
     @property
     def area(self) -> float:
@@ -108,7 +108,8 @@ def die_cost(device: DeviceSpec, options: DieOptions) -> DieCost:
     ):
         parts[f"{name}, interfaces"] = count * interface
         parts[f"{name}, controllers"] = count * controller / node.density
-    return _priced(parts, node, gigabytes=int(device.hbm.capacity) / 1e9)
+    # Only stacks of HBM have a known price; other memory is left out.
+    return _priced(parts, node, gigabytes=int(device.hbm.capacity) / 1e9 * (options.stacks > 0))
 
 
 def _of_sm(device: DeviceSpec, node: ProcessNode) -> dict[str, float]:

@@ -44,6 +44,7 @@ def _source_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if encoder is not None:
         yield from _split_refusals(job)
         yield from _length_refusals(job)
+        yield from _request_refusals(job)
 
 
 def _split_refusals(job: Job) -> Iterator[tuple[str, str]]:
@@ -54,6 +55,8 @@ def _split_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.cp", f"{split.cp}; allowed with an encoder: 1"
     if split.pp > 1 and encoder.spec.patches is None:
         yield "parallelism.pp", f"{split.pp}; allowed: 1, as every layer attends to what the encoder makes"
+    if split.sequence_parallel and encoder.spec.patches is not None:
+        yield "parallelism.sequence_parallel", "true; allowed with an encoder of images: false"
     for half in (half for layer in encoder.kinds for half in layer.halves):
         if problem := half.refusal(split):
             yield "parallelism.tp", f"encoder: {problem}"
@@ -65,11 +68,26 @@ def _split_refusals(job: Job) -> Iterator[tuple[str, str]]:
 
 def _length_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield how sequences and what an encoder makes do not fit together."""
-    source = job.spec.source
+    source, encoder = job.spec.source, job.model.encoder
     training, taken = job.spec.training, 0 if source is None else source.taken
     lengths = [training.sequence_length] if training else [kind.prompt_length for kind in job.inference.kinds]
     if taken > min(lengths):
         key = "training.images" if training else "inference.images"
         yield key, f"they take {taken} of the {min(lengths)} tokens of a sequence"
-    if not training and any(kind.cached for kind in job.inference.kinds):
+    longest = 0 if encoder is None else encoder.spec.max_positions
+    if source is not None and source.length > longest:
+        yield f"{job.spec.phase}.source_length", f"{source.length:,}; the encoder has {longest:,} positions"
+
+
+def _request_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield what is trained or asked of a model with an encoder that is not simulated."""
+    if job.spec.training is not None:
+        if job.training.adapters is not None:
+            yield "training.adapters", "beside an encoder they are not simulated"
+        return
+    if any(kind.cached for kind in job.inference.kinds):
         yield "inference.requests", "cached: a model with an encoder begins with nothing in its cache"
+    if len(job.inference.kinds) > 1:
+        yield "inference.requests", "requests to a model with an encoder are all of one kind"
+    if job.inference.prefill_tokens is not None:
+        yield "inference.prefill_tokens", "prompts to a model with an encoder are not cut"

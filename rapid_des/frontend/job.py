@@ -84,8 +84,7 @@ class Job:
     @cached_property
     def expert_layout(self) -> RankLayout:
         """The layout of the same ranks along etp, ep and edp, for routed experts."""
-        stages, split = self.stages, self.spec.parallelism
-        etp = split.expert_degree
+        stages, split, etp = self.stages, self.spec.parallelism, self.spec.parallelism.expert_degree
         sizes = (etp, split.ep, self.gpus // stages // etp // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
@@ -414,15 +413,16 @@ class Job:
         Attention counts what a causal mask leaves: of n positions n·(n + 1)/2 pairs.
         """
         if self.spec.phase == "training":
-            spec, passes = self.training, 3 if self.training.adapters is None else 2
-            encoded = spec.global_batch * self.model.encoder_flops(self.spec.source, spec.sequence_length)
+            spec, source, frozen = self.training, self.spec.source, self.spec.freezes
+            passes = 3 if spec.adapters is None else 2
+            encoded = self.model.encoder_flops(source, spec.sequence_length, passes=passes, frozen=frozen)
             of_layers = sum(map(self._forward_flops, spec.documents or (spec.sequence_length,)))
-            return passes * of_layers + encoded * (1 if self.spec.freezes else passes)
+            return passes * of_layers + spec.global_batch * encoded
         return sum(map(self._requests_flops, self.inference.kinds))
 
     def _requests_flops(self, kind: RequestsSpec) -> int:
         """Return the FLOPs of requests of one kind, up to their last token."""
-        requests = kind.count * self.spec.parallelism.dp
-        every = range(kind.cached + 1, kind.prompt_length + max(1, kind.output_length))
+        requests, end = kind.count * self.spec.parallelism.dp, kind.prompt_length + max(1, kind.output_length)
+        every = range(kind.cached + 1, end)
         encoded = requests * self.model.encoder_flops(self.spec.source, len(every))
         return encoded + self.model.forward_flops(requests, every, logits=requests * kind.output_length)

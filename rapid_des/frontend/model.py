@@ -150,15 +150,21 @@ class Model:
         shared = 0 if self.encoder.spec.patches else self.encoder.embedding_parameters()
         return self.encoder.parameters - shared + self.spec.encoder.projector_parameters
 
-    def encoder_flops(self, source: EncoderInput | None, positions: int) -> int:
-        """Return the forward FLOPs of what an encoder reads for a sequence, and of attention to it."""
+    def encoder_flops(
+        self, source: EncoderInput | None, positions: int, *, passes: int = 1, frozen: bool = False
+    ) -> int:
+        """Return the FLOPs of what an encoder reads for a sequence, and of attention to it.
+
+        `passes`: how many times as many as forward; a frozen encoder itself has the forward alone.
+        """
         spec, encoder = self.spec.encoder, self.encoder
         if source is None or encoder is None or spec is None:
             return 0
         tower = encoder.forward_flops(source.count, range(1, source.length + 1), logits=0)
         pairs = zip(spec.projector_inputs, spec.projector, strict=False)
         projector = 2 * source.taken * sum(inputs * outputs for inputs, outputs in pairs)
-        return tower + projector + sum(self._cross_flops(layer, source, positions) for layer in self.pattern)
+        crossed = sum(self._cross_flops(layer, source, positions) for layer in self.pattern)
+        return tower * (1 if frozen else passes) + passes * (projector + crossed)
 
     @staticmethod
     def _cross_flops(layer: Layer, source: EncoderInput, positions: int) -> int:

@@ -106,7 +106,8 @@ def _find(name: str, document: Document, *, key: str) -> Path:
 def with_defaults(document: Document, software: Software) -> Document:
     """Return a job's document with what its software does by default where it says nothing."""
     phase = document.tree.get("phase")
-    defaults = {key: value for key, value in software.defaults.items() if key not in USUAL or key == phase}
+    of_phase = {"serving": "inference", **{each: each for each in USUAL}}
+    defaults = {key: value for key, value in software.defaults.items() if of_phase.get(key, phase) == phase}
     return Document(document.path, _under(document.tree, defaults), document.settings)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
+from rapid_des.profiles.kernel_classes import CLASSES
 from rapid_des.report.tables import Column, Part, Table, change_text, columns, counted, seconds_text
 from rapid_des.units import PS_PER_S
 
@@ -20,6 +22,8 @@ _OVERLAPS = {
     "none": "none: a message starts when all streams are done, and all wait for it",
     "full": "full: only the next step waits for messages, which bounds what overlap can give",
 }
+_MOVES = ("communication", "copy")
+"""Classes that are no kernels of compute."""
 _STEP_OF_CHAIN = re.compile(r"\.\d+\.\w+\Z")
 """What eager chains add to the names of their kernels, as in ffn.norm.0.cast."""
 _MOST_OPERATORS = 12
@@ -59,19 +63,21 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
     ]
     yield Table("slowest kernels, of all steady steps", columns("name", "class", "count", "time_s"), rows)
     if step:
-        yield _next(plain)
+        yield from _next(plain)
     if len(ranks) > 1:
         each = [{"rank": _rank(row), **{key: row[key] for key in ("file", "step_time_s")}} for row in ranks]
         yield Table("ranks, the slowest first", columns("rank", "step_time_s", "file"), each)
 
 
-def _next(plain: Mapping[str, Any]) -> str:
-    """Return the command that says what a change of the longest part would bring."""
+def _next(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the command that says what a change of the longest part would bring, if there is one."""
     part = max(plain["breakdown_s"], key=plain["breakdown_s"].__getitem__)
     kernels = {
-        kind: time for kind, time in plain["classes_s"].items() if kind not in ("communication", "copy")
+        kind: time for kind, time in plain["classes_s"].items() if kind in CLASSES and kind not in _MOVES
     }
-    busiest = max(kernels, key=kernels.__getitem__, default="gemm")
+    busiest = max(kernels, key=kernels.__getitem__, default="")
+    if part == "waiting" or (part == "compute" and not busiest):
+        return
     change, what = {
         "host": (
             "--remove host",
@@ -80,7 +86,7 @@ def _next(plain: Mapping[str, Any]) -> str:
         "exposed_communication": ("--overlap full", "what hiding its messages would bring at most"),
         "exposed_copies": ("--remove copy", "what hiding its copies would bring at most"),
     }.get(part, (f"--speed {busiest}=2x", f"what kernels of class {busiest} twice as fast would bring"))
-    return f"next: {what}:\n  rapid-des replay {plain['ranks'][0]['file']} {change}"
+    yield f"next: {what}:\n  rapid-des replay {quote(plain['ranks'][0]['file'])} {change}"
 
 
 def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:

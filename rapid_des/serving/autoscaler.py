@@ -163,18 +163,21 @@ class Autoscaler:
 
     def _scale(self) -> Process:
         while True:
-            self._loads.append((yield from self._load()))
-            ahead = 0.0 if self._spec.ahead is None else self._spec.ahead / self._interval
-            load = foreseen(self._loads, ahead) if ahead else self._loads[-1]
-            wanted, current = self._stabilized(self._asked(load)), len(self._serving) + self._starting
+            load = yield from self._load()
+            current = len(self._serving) + self._starting
+            if load is not None:
+                self._loads.append(load)
+                ahead = 0.0 if self._spec.ahead is None else self._spec.ahead / self._interval
+                load = foreseen(self._loads, ahead) if ahead else load
+            wanted = self._stabilized(current if load is None else self._asked(load))
             for _ in range(current, wanted):
                 self._add()
             for _ in range(wanted, current):
                 self._drain()
             self._record()
 
-    def _load(self) -> Generator[simpy.Event, Any, float]:
-        """Return the load of an interval, in replicas that are at their target."""
+    def _load(self) -> Generator[simpy.Event, Any, float | None]:
+        """Return the load of an interval, in replicas at their target; None where it says nothing."""
         if self._spec.measure in MEASURES:
             measure, load = MEASURES[self._spec.measure], 0.0
             for _ in range(_SAMPLES):
@@ -182,7 +185,10 @@ class Autoscaler:
                 load += sum(map(measure, self._serving)) / _SAMPLES
         else:
             yield self._env.timeout(self._interval)
-            load = self._rate() if self._slo is None else self._part_of_limits()
+            part = self._rate() if self._slo is None else self._part_of_limits()
+            if part is None:
+                return None
+            load = part
         return load / self._spec.target
 
     def _rate(self) -> float:
@@ -190,8 +196,11 @@ class Autoscaler:
         before, self._accepted = self._accepted, sum(member.accepted for member in self._members)
         return (self._accepted - before) / (self._interval / PS_PER_S)
 
-    def _part_of_limits(self) -> float:
-        """Return the part of a limit that requests of the last interval took, times those that serve."""
+    def _part_of_limits(self) -> float | None:
+        """Return the part of a limit that requests of the last interval took, times those that serve.
+
+        None while replicas start, or where all requests were sent before the last one came up.
+        """
         assert self._slo is not None
         now, used, self._used = int(self._env.now), self._used, []
         if "ttft" in self._slo.limits:
@@ -199,7 +208,7 @@ class Autoscaler:
             used += [(arrival, (now - arrival) / self._slo.limits["ttft"]) for arrival in sent]
         known = [part for arrival, part in used if arrival >= self._grown]
         if self._starting or (used and not known):
-            return self._spec.target * (len(self._serving) + self._starting)
+            return None
         return float(np.quantile(known, _SHARE)) * len(self._serving) if known else 0.0
 
     def _asked(self, load: float) -> int:

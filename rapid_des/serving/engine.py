@@ -86,7 +86,9 @@ class Engine(Struct, frozen=True, dict=True):
         decodes = min(_USUAL_DECODES, self.max_sequences)
         keys = np.array([decodes * _USUAL_POSITIONS], np.int64)
         tokens = min(_USUAL_POSITIONS, self.max_batched_tokens)
-        prompt = Batch(0, 0, (RequestGroup(1, tokens),))
+        prompt = Batch(0, 0, (RequestGroup(1, tokens, samples=int(self.samples)),))
+        if not self.samples:
+            return Paces(self.costs.time(prompt) / tokens, 0.0)
         return Paces(self.costs.time(prompt) / tokens, int(self.costs.ends(decodes, keys)[0]) / decodes)
 
     @property

@@ -216,7 +216,9 @@ def serve_sampled(  # noqa: PLR0913 - what a server is asked, by name
         part = _part(day, start, place.end + int(windows.warmup))
         assert part.arrival is not None
         measured = int(np.searchsorted(part.arrival, place.end - start))
-        result = serve_workload(job, machine, part, until=measured, cache=cache)
+        # A fleet that scales is watched to the end: its size in all of the window counts.
+        until = None if job.spec.serving and job.spec.serving.autoscaler else measured
+        result = serve_workload(job, machine, part, until=until, cache=cache)
         served, gpus, interrupted = served + len(result), result.gpus, result.interrupted
         if interrupted:
             break

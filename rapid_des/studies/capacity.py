@@ -391,8 +391,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 
     Simulations of all layouts share a cache. `InfeasibleJobError` if no layout fits into memory or on the
-    machine. An interrupt (^C) ends it with
-    the layouts that are done, if there are any.
+    machine. An interrupt (^C) ends it with the layouts that are done, if there are any.
     """
     if load:
         _check_front_ends(job, demand, load)

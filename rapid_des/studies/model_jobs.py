@@ -117,15 +117,18 @@ def serving_document(reference: str, machine: Machine, settings: Sequence[str] =
     stated = {axis[1]: int(axis[2]) for axis in map(_AXIS.match, settings) if axis}
     positions = load_model(source).spec.max_positions
     split = stated or {"tp": _fitting_tp(reference, source, machine)}
+    replicas = max(1, machine.fabric.gpus // max(1, prod(split.values())))
+    answer = max(1, min(256, positions // 2))
     tree = {
         "model": source,
         "phase": "inference",
         "software": "vllm-0.12",
-        "parallelism": {**split, "dp": max(1, machine.fabric.gpus // max(1, prod(split.values())))},
+        # What `settings` state is set later.
+        "parallelism": {**({} if stated else split), "dp": replicas},
         "inference": {
             "batch": 16,
-            "prompt_length": min(1024, max(1, positions - 256)),
-            "output_length": 256,
+            "prompt_length": min(1024, max(1, positions - answer)),
+            "output_length": answer,
             "decode_steps": 16,
         },
         "serving": {"policy": "vllm_v1"},

@@ -124,6 +124,17 @@ def test_ctrl_c_names_what_went_on_in_one_line():
         raise KeyboardInterrupt
 
 
+def test_a_command_that_is_interrupted_says_where(monkeypatch):
+    def interrupted(*_, **__):
+        with main.progress("bench") as bar:
+            bar.part("sizes", 3, 5)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(collective_bench, "chosen", interrupted)
+    left = call(*BENCH)
+    assert left.code == 130 and "interrupted at: " in left.err and "3 of 5" in left.err
+
+
 def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
     scored: list[str] = []
 

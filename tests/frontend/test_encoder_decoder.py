@@ -193,13 +193,45 @@ def test_a_hierarchical_step_is_as_long_as_a_flattened_one(small):
     ("changes", "problem"),
     [
         ({"source_length": None}, r"training.source_length: must be there"),
-        ({"images": 1}, "t5.*has no encoder that reads them|has no encoder that reads them"),
+        ({"source_length": 2**21}, r"training.source_length: 2,097,152; the encoder has"),
+        ({"images": 1}, "has no encoder that reads them"),
         ({"frozen_encoder": True}, "has no encoder of images"),
+        ({"adapters": {"rank": 8}}, "training.adapters: beside an encoder"),
     ],
 )
 def test_what_an_encoder_lacks_is_named(tmp_path, changes, problem):
     with pytest.raises(ConfigError, match=problem):
         t5_training(tmp_path, {}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"prefill_tokens": 64}, "prefill_tokens: prompts .* not cut"),
+        ({"batch": None, "requests": [{"prompt_length": length, "output_length": 2} for length in (1, 2)]},
+         "requests: .* one kind"),
+    ],
+    ids=["cut", "kinds"],
+)  # fmt: skip
+def test_requests_to_an_encoder_are_whole_and_alike(tmp_path, changes, problem):
+    sizes = {"batch": 8, "prompt_length": 1, "output_length": 9, "source_length": 512}
+    stated = {key: value for key, value in (sizes | changes).items() if value is not None}
+    if "requests" in changes:
+        stated = {
+            key: value for key, value in stated.items() if key not in ("prompt_length", "output_length")
+        }
+    with pytest.raises(ConfigError, match=problem):
+        job(tmp_path, T5, {}, **stated)
+
+
+def test_the_encoder_of_t5_alone_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="architectures: the encoder alone"):
+        imported(tmp_path, T5 | {"architectures": ["T5EncoderModel"]})
+
+
+def test_images_are_not_split_over_positions(small):
+    with pytest.raises(ConfigError, match="sequence_parallel: true; allowed with an encoder of images"):
+        small({"tp": 2, "sequence_parallel": True})
 
 
 def test_t5_has_one_pipeline_stage(tmp_path):

@@ -50,7 +50,7 @@ def random_case(seed: int) -> tuple[list[tuple[int, int]], list[Message]]:
     chance = random.Random(seed)
     links = [(chance.choice([12, 25, 50, 100]) * 10**9, chance.randrange(1, 900) * NS) for _ in range(30)]
     messages = []
-    for number in range(80):
+    for number in range(40):
         route = tuple(chance.sample(range(30), chance.randrange(1, 6)))
         back = tuple(chance.sample(range(30), len(route)))
         before = tuple(chance.sample(range(number), min(number, chance.randrange(3))))

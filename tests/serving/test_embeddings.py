@@ -55,6 +55,10 @@ def test_prompts_fill_all_positions_of_an_encoder_and_are_never_cut():
     assert max(int(load["prompt_tokens"].max()) for load in found.loads) == 1024
 
 
+def test_encoders_are_routed_by_the_time_of_their_prompts():
+    assert len(served({"serving.router": "least_time", "parallelism.dp": 2}, requests=8)) == 8
+
+
 def test_documents_of_a_query_come_together_and_their_task_ends_with_the_last():
     found = served({"serving.documents": 3}, arrivals="poisson rate=1/s", requests=30, prompt="100")
     arrivals = np.sort(found.requests["arrival"]).reshape(10, 3)

@@ -155,12 +155,14 @@ def test_a_fleet_grows_until_its_limits_are_kept():
     assert [count for _, count in result.sizes[0].changes][:3] == [1, 3, 2]
 
 
-def test_a_fleet_asks_for_no_more_while_what_it_asked_for_starts():
+@pytest.mark.parametrize("ahead", [None, Duration(30 * PS_PER_S)], ids=["now", "ahead"])
+def test_a_fleet_asks_for_no_more_while_what_it_asked_for_starts(ahead):
     # one replica takes 8 of 30 a second: after 5 s, 10 are wanted; the wait grows until they are there, and
     # requests of before met one replica. All 16 were started when such requests counted.
     result = scaled(
-        "constant rate=30/s", 900, measure="slo", target=0.7, slo="ttft=500ms", startup=12, replicas=16
-    )
+        "constant rate=30/s", 900, measure="slo", target=0.7, slo="ttft=500ms", startup=12, replicas=16,
+        ahead=ahead,
+    )  # fmt: skip
     assert [count for _, count in result.sizes[0].changes] == [1, 10]
 
 

@@ -235,7 +235,7 @@ def test_the_rate_of_a_model_is_found_without_a_job_file():
     )
     answer = call(*words, "--requests", "10", "--json")
     (row,) = answer.json["rows"]
-    assert row["gpus"] == 1 and row["rate_per_s"] > 0 and "tp 1 on 8 replicas" in answer.err
+    assert row["gpus"] == 1 and row["rate_per_s"] > 0 and " serves it; tokens of prompts: " in answer.err
 
 
 def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):

@@ -44,8 +44,8 @@ def advice(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> str:
             labels.append(label)
     labels = [label for label in labels if label != _MILDER or _STRONGER not in labels]
     need = shown(memory(together).fullest.peak)
-    every = f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
-    return f"{every}; `rapid-des plan` looks for layouts that fit"
+    every = f"no single change is enough; with all of {', '.join(labels)} it needs {need}; " if labels else ""
+    return f"{every}`rapid-des plan` looks for layouts that fit"
 
 
 def _fitting(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> Iterator[str]:

@@ -12,6 +12,8 @@ _ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
 
 def t5(keys: Keys) -> Tree:
     """Read T5, its version 1.1, mT5 and FLAN-T5: RMS norms, no biases, learned biases of distances."""
+    if any(str(name).endswith("EncoderModel") for name in keys.get("architectures", list, [])):
+        raise keys.error("the encoder alone is not simulated", "architectures")
     keys.ignore("feed_forward_proj says it", "dense_act_fn", "is_gated_act")
     keys.ignore("it says which distances share a bias",
                 "relative_attention_max_distance")  # fmt: skip
@@ -20,7 +22,7 @@ def t5(keys: Keys) -> Tree:
     keys.ignore("it is how the library runs the model, which a job says", "output_past")
     keys.ignore("it is of a head that sorts texts", "classifier_dropout")
     keys.notes.append(
-        "a job states `source_length`, which the encoder reads; biases of distances cost nothing more"
+        "a job states `source_length`, which the encoder reads; biases of distances cost a look-up a pass"
     )
     count = keys.count("num_layers", 6, least=1)
     attention = {"heads": keys.count("num_heads", 8), "head_dim": keys.count("d_kv", 64)}

@@ -125,7 +125,7 @@ _REPEATS = (
 )
 _ONE_OF_EACH = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, collectives there have up to a thousandth more bytes, "
-    "equal shares for all rails of a node: one of its GPUs then stands for {:g}"
+    "equal shares for all rails of a node, so that one of its GPUs may stand for others (here for {:g})"
 )
 
 

@@ -160,7 +160,7 @@ def lowered_mates(
     reach everything together.
     """
     ranks, lines = traces.ranks, np.array(line_of_rank)
-    firsts = np.unique(lines, return_index=True)[1].tolist()
+    firsts = [line_of_rank.index(line) for line in range(max(line_of_rank) + 1)]
     if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, lines)):  # noqa: B905
         return None
     alone = TimesAlone(traces, machine, play, cache)
@@ -208,10 +208,13 @@ def _last_alike(
 
 
 def _messages_alike(traces: TraceSet, lines: Int64s, alone: TimesAlone) -> bool:
-    """Return whether the messages of all ranks of a line to one other last as long."""
+    """Return whether the messages of all ranks of a line to one other last as long, and leave the line."""
     for line in range(int(lines.max()) + 1):
         mates = [traces.ranks[at] for at in np.flatnonzero(lines == line).tolist()]
+        here = {rank.rank for rank in mates}
         for peer in range(len(mates[0].peers)):
+            if mates[0].peers[peer] in here:  # a ring: the one that stands for all would wait for itself
+                return False
             pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in mates}
             likes = dict(zip(alone.signatures(list(pairs)), pairs.values(), strict=True))
             if len(likes) > 1 and not _are_known_and_equal(

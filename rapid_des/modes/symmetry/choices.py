@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int32s, Int64s
+from rapid_des.arrays import Int32s, Int64s, distinct
 from rapid_des.modes.symmetry.rotation import Rotation, Uses
 from rapid_des.program.program import NONE, LinkTrail, Program
 from rapid_des.values import fields
@@ -37,7 +37,7 @@ def digits_apart(uses: Uses, rotation: Rotation) -> Int64s | None:
         digit[routes[sent][new]] = mine[new]
         if not np.array_equal(digit[routes[sent]], mine):
             return None
-    place, link = np.zeros(program.links, np.int64), np.unique(rotation.lowest_link)
+    place, link = np.zeros(program.links, np.int64), distinct(rotation.lowest_link)
     for turn in range(shift.extent):
         moving = link[rotation.lowest_link[link] != link] if turn else link
         place[moving] = turn
