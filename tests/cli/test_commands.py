@@ -112,8 +112,12 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", ["presets", "run llama2_7b_train --on dgx_a100"])
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+RUN = "run llama2_7b_train --on dgx_a100"
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"), [("presets", ">&-"), ("presets", "<&-"), (RUN, "2>&-"), (RUN, "<&- >&- 2>&-")]
+)
 def test_streams_that_the_caller_closed_are_done_without(words, closed, tmp_path):
     links = tmp_path / "links.csv"
     more = ["--links", str(links)] if words.startswith("run") else []
