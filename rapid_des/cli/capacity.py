@@ -95,9 +95,10 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
+        cache = BoundedCache()
         plans = fleets(
             wanted, loaded, demand, texts,
-            load=load, price=options["price"], cache=(cache := BoundedCache()), on_progress=bar.name,
+            load=load, price=options["price"], cache=cache, on_progress=bar.name,
         )  # fmt: skip
         points = list[LoadPoint]()
         if path or options["report"]:
@@ -112,8 +113,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     drawn = [f"wrote {path}"] if path and not plans.interrupted else []
     parts = list(capacity_report(plans, demand, title))
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
-    plot = None if plans.interrupted else path
-    write_study_page(options["report"], title, parts, plain, capacity_page(plain), plot=plot)
+    write_study_page(
+        options["report"], title, parts, plain, capacity_page(plain), plot=None if plans.interrupted else path
+    )
     if plans.interrupted:
         raise KeyboardInterrupt
 

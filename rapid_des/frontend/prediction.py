@@ -28,7 +28,7 @@ def projected(shard: Shard) -> tuple[Operation, ...]:
     operations = OperatorList()
     for name in _PREDICTION_NORMS:
         norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
-    linear, alone = _projection(shard), _alone(shard)
+    linear, alone = _projection(shard), unsplit(shard)
     cast(operations, alone, linear, linear.rows)
     saved_bytes = shard.activation_bytes(linear.rows * linear.inner)
     forward_gemm(operations, alone, linear, saved=saved_bytes)
@@ -38,7 +38,7 @@ def projected(shard: Shard) -> tuple[Operation, ...]:
 def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> tuple[Operation, ...]:
     """Return the backward; `has_table`: the rank holds the model's token table anyway."""
     operations = OperatorList()
-    ready = column_backward(operations, _alone(shard), _projection(shard))
+    ready = column_backward(operations, unsplit(shard), _projection(shard))
     for name in _PREDICTION_NORMS:
         norm_backward(operations, shard, name, ready)
     scatter = embedding_backward(shard)
@@ -53,5 +53,6 @@ def _projection(shard: Shard) -> Linear:
     return Linear("predict.project", shard.hidden, 2 * shard.hidden, bias=False, rows=shard.norm_tokens)
 
 
-def _alone(shard: Shard) -> Shard:
+def unsplit(shard: Shard) -> Shard:
+    """Return the shard of a tp rank that holds matrices whole."""
     return replace(shard, tp=1, sequence_parallel=False)

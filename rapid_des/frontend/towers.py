@@ -21,6 +21,7 @@ from rapid_des.frontend.operations import (
     rms_norm_backward,
 )
 from rapid_des.frontend.passes import joined
+from rapid_des.frontend.prediction import unsplit
 from rapid_des.values import replace
 
 Lists = tuple[tuple[Operation, ...], tuple[Operation, ...]]
@@ -105,13 +106,9 @@ def _matrices(encoder: EncoderSpec, rows: int) -> tuple[Linear, ...]:
     )
 
 
-def _whole(shard: Shard) -> Shard:
-    return replace(shard, tp=1, sequence_parallel=False)
-
-
 def _projected(encoder: EncoderSpec, taken: Shard) -> tuple[Operation, ...]:
     """Return what joins positions, the projector, and the copy of its output among the tokens."""
-    operations, whole, rows = OperatorList(), _whole(taken), taken.tokens
+    operations, whole, rows = OperatorList(), unsplit(taken), taken.tokens
     width = encoder.model.hidden
     if encoder.merge > 1:
         kind = "copy" if encoder.join == "side_by_side" else "residual_add"
@@ -133,7 +130,7 @@ def _projected(encoder: EncoderSpec, taken: Shard) -> tuple[Operation, ...]:
 
 def _projection_backward(encoder: EncoderSpec, taken: Shard, frozen: int) -> tuple[Operation, ...]:
     """Return the same from the end; its first kernel stands for the parameters that are not trained."""
-    operations, whole, rows = OperatorList(), _whole(taken), taken.tokens
+    operations, whole, rows = OperatorList(), unsplit(taken), taken.tokens
     copy = whole.vector("copy", rows, taken.hidden)
     operations.kernel("projector.of_tokens", copy, output=whole.activation_bytes(rows * taken.hidden))
     matrices = _matrices(encoder, rows)

@@ -63,7 +63,19 @@ def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
     assert once.folded == mates  # blocks of different sizes too: 7 does not divide the gradients
 
 
-@pytest.mark.parametrize("axes", [{"tp": 8, "dp": 2}, {"tp": 4, "cp": 2, "dp": 2}])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"tp": 8, "dp": 2},
+        {"tp": 4, "cp": 2, "dp": 2},
+        {
+            "tp": 4,
+            "cp": 2,
+            "dp": 2,
+            "cp_kind": "ring",
+        },  # its messages stay in the group: nobody stands for all
+    ],
+)
 def test_one_rank_stands_for_its_inner_group_in_blocks_by_closed_forms(axes):
     both("dgx_h100_x8", 2, mode="analytical", pp=1, **axes)
 
